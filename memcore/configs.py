@@ -1,0 +1,94 @@
+"""A Hugging Face config.json as input: what is refused before it reaches a worker, and the short form
+that goes into a link."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+
+MAX_DEPTH = 6
+MAX_ENTRIES = 4000
+# No published model comes near these; a config beyond them is a typing error or an attack on the worker.
+MAX_LAYERS = 4096
+MAX_EXPERTS = 16384
+MAX_SIZE = 100_000_000
+MAX_LINK_TEXT = 64
+
+_LAYER_KEYS = re.compile(r"(num_hidden_layers|num_layers|n_layers?|num_decoder_layers|num_encoder_layers|encoder_layers|decoder_layers)")
+_EXPERT_KEYS = re.compile(r"(num_(local_|routed_)?experts|n_routed_experts|n_shared_experts|moe_num_experts)")
+_SIZE_KEYS = re.compile(
+    r"(hidden_size|d_model|n_embd|dim|vocab_size|head_dim|num_attention_heads|num_key_value_heads|num_heads|n_heads?"
+    r"|intermediate_size|ffn_dim|d_ff|n_inner|max_position_embeddings|n_positions|moe_intermediate_size"
+    r"|kv_lora_rank|q_lora_rank|qk_nope_head_dim|qk_rope_head_dim|v_head_dim)"
+)
+# Keys that change no tensor's shape, and long text: they do not travel in a link.
+_DROPPED = re.compile(
+    r"_.*|.*_token_id|.*_token_index|auto_map|transformers_version|dtype|torch_dtype|id2label|label2id|task_specific_params"
+    r"|initializer_range|use_cache|.*_path|generation_config|custom_pipelines|output_.*|return_dict"
+    r"|rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_eps|finetuning_task|tokenizer_class|prefix|problem_type"
+)
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Raise UserError, naming the field, where a config cannot be one of a model that can be counted."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", model_type):
+        if config.get("auto_map"):
+            raise UserError(_("The config asks for remote code (auto_map), which is never run."), "model.config")
+        message = _("model.config.model_type is {value}; it must be the text that transformers knows the model by.")
+        raise UserError(message.format(value=_shown(model_type)), "model.config.model_type")
+    _check_entries(config, "model.config", MAX_DEPTH, [MAX_ENTRIES])
+
+
+def _check_entries(value: object, path: str, depth: int, left: list[int]) -> None:
+    left[0] -= 1
+    if depth == 0 or left[0] < 0:
+        message = _("{path} is nested too deeply or has too many entries to be a model's config.")
+        raise UserError(message.format(path=path), path)
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            _check_size(str(key), inner, f"{path}.{str(key)[:60]}")
+            _check_entries(inner, f"{path}.{str(key)[:60]}", depth - 1, left)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_entries(inner, path, depth - 1, left)
+
+
+def _check_size(key: str, value: object, path: str) -> None:
+    for pattern, most in ((_LAYER_KEYS, MAX_LAYERS), (_EXPERT_KEYS, MAX_EXPERTS), (_SIZE_KEYS, MAX_SIZE)):
+        if not pattern.fullmatch(key) or value is None or isinstance(value, Mapping | list):
+            continue
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        least = 0 if pattern is _EXPERT_KEYS or key.endswith("lora_rank") else 1
+        if not whole or not least <= int(str(value)) <= most:
+            message = _("{path} is {value}; allowed is a whole number from {least} to {most:,}.")
+            raise UserError(message.format(path=path, value=_shown(value), least=least, most=most), path)
+
+
+def _shown(value: object) -> str:
+    return _("missing") if value is None else repr(value)[:60]
+
+
+def normalise_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without what changes no tensor's shape, and without text that is not a short identifier.
+
+    What is left decides the model; it is what a link carries, so that no free text or file name does.
+    Of a quantised checkpoint only the method's name is kept. Normalising twice changes nothing more.
+    """
+    kept = {key: _kept(value) for key, value in config.items() if not _DROPPED.fullmatch(key)}
+    if isinstance(quantization := kept.get("quantization_config"), dict):
+        kept["quantization_config"] = {"quant_method": quantization.get("quant_method")}
+    return {key: value for key, value in kept.items() if value is not ...}
+
+
+def _kept(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return normalise_config(value)
+    if isinstance(value, list | tuple):
+        kept = [_kept(inner) for inner in value]
+        return ... if ... in kept else kept
+    if isinstance(value, str) and not re.fullmatch(rf"[A-Za-z0-9_.+-]{{0,{MAX_LINK_TEXT}}}", value):
+        return ...
+    return value

@@ -1,0 +1,232 @@
+"""Count a config's parameters on torch's meta device. Imports torch and transformers: only worker processes
+and scripts import this module.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, PretrainedConfig
+from transformers.pytorch_utils import Conv1D
+
+from memcore.configs import check_config, normalise_config
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, dump_inventory
+
+# Tried in order; the class that the config itself names comes first.
+_AUTO_CLASSES = (
+    transformers.AutoModelForCausalLM,
+    transformers.AutoModelForImageTextToText,
+    transformers.AutoModelForSeq2SeqLM,
+    transformers.AutoModelForMaskedLM,
+    transformers.AutoModelForSequenceClassification,
+    transformers.AutoModel,
+)
+_SHAPE_NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads"),
+    "head_dim": ("head_dim",),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    "vocab_size": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions"),
+}
+_USED_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+_HELD_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_REPORTED_DEFAULTS = (
+    "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "hidden_size",
+    "intermediate_size", "num_hidden_layers", "max_position_embeddings", "num_local_experts", "num_experts_per_tok",
+)  # fmt: skip
+
+
+def count_config(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Count ``payload["config"]``, a config.json's content.
+
+    Returns the inventory as data, the class defaults that were filled in, by dotted name, and notes in
+    words. Raises UserError for a config that transformers does not know or cannot build.
+    """
+    raw = payload["config"]
+    check_config(raw)
+    config = _load_config(raw)
+    model = _build(config, raw.get("architectures"))
+    return {
+        "inventory": dump_inventory(inventory_of(model, config)),
+        "defaults": _filled_defaults(normalise_config(raw), config),
+        "quantised_as": (raw.get("quantization_config") or {}).get("quant_method"),
+    }
+
+
+def _load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
+    fields = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map", "quantization_config")}
+    model_type = raw["model_type"]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return AutoConfig.for_model(model_type, **fields)
+    except Exception as error:
+        if model_type not in transformers.CONFIG_MAPPING:
+            if raw.get("auto_map"):
+                message = _("transformers {version} does not know model_type {name!r}, and the config asks for remote code, which is never run.")
+            else:
+                message = _("transformers {version} does not know model_type {name!r}.")
+            message = message.format(version=transformers.__version__, name=model_type)
+            raise UserError(message, "model.config.model_type") from None
+        raise _cannot_build(model_type, error) from None
+
+
+def _cannot_build(model_type: str, error: Exception) -> UserError:
+    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    message = _("transformers cannot build a {name} model from this config: {reason}")
+    return UserError(message.format(name=model_type, reason=reason), "model.config")
+
+
+def _build(config: PretrainedConfig, architectures: object) -> nn.Module:
+    """The model on the meta device: nothing is allocated, whatever its size."""
+    named = architectures[0] if isinstance(architectures, list) and architectures else None
+    own = getattr(transformers, named, None) if isinstance(named, str) else None
+    build = own._from_config if own is not None and getattr(own, "config_class", None) is type(config) else None
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if build is not None:
+                return build(config)
+            for auto in _AUTO_CLASSES:
+                if type(config) in auto._model_mapping:
+                    return auto.from_config(config, trust_remote_code=False)
+    except Exception as error:
+        raise _cannot_build(config.model_type, error) from None
+    message = _("transformers {version} has no model that trains for model_type {name!r}.")
+    raise UserError(message.format(version=transformers.__version__, name=config.model_type), "model.config")
+
+
+def inventory_of(model: nn.Module, config: PretrainedConfig) -> Inventory:
+    """Every parameter of a transformers model, in module order, shared tensors once."""
+    text = config.get_text_config()
+    reader = _Reader(model, text)
+    named = [(reader.place(name), name, parameter) for name, parameter in model.named_parameters()]
+    main = _main_stack([place for place, _name, _parameter in named])
+    blocks = []
+    for (stem, index), group in groupby(named, key=lambda entry: entry[0]):
+        tensors = tuple(reader.tensor(name, stem, index, parameter) for _place, name, parameter in group)
+        block = stem if index is None else f"{stem}.{index}"
+        blocks.append(Block(name=block, tensors=tensors, layer=index if stem == main else None))
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight is embedding.weight
+    return Inventory(model_class=type(model).__name__, tied=tied, shapes=_shapes(text), blocks=tuple(blocks))
+
+
+def _main_stack(places: list[tuple[str, int | None]]) -> str:
+    """The module list of decoder layers: the one with the most parameters in text order, vision towers aside."""
+    stacks = [stem for stem, index in places if index is not None and not _is_vision(stem)]
+    return max(stacks, key=stacks.count, default="")
+
+
+def _is_vision(name: str) -> bool:
+    return "vision" in name or "visual" in name or "image_" in name
+
+
+class _Reader:
+    """Places and classifies the parameters of one model."""
+
+    def __init__(self, model: nn.Module, config: PretrainedConfig) -> None:
+        self._modules = dict(model.named_modules())
+        self._head = model.get_output_embeddings()
+        self._used = next((v for key in _USED_EXPERTS if isinstance(v := getattr(config, key, None), int)), 1)
+        self._held = next((v for key in _HELD_EXPERTS if isinstance(v := getattr(config, key, None), int)), 1)
+
+    def place(self, name: str) -> tuple[str, int | None]:
+        """The block of a parameter: the outermost module list and the index in it, or the owning module's path."""
+        parts = name.split(".")
+        for position in range(1, len(parts)):
+            stem = ".".join(parts[:position])
+            if isinstance(self._modules.get(stem), nn.ModuleList) and parts[position].isdigit():
+                return stem, int(parts[position])
+        return ".".join(parts[:-1]), None
+
+    def tensor(self, name: str, stem: str, index: int | None, parameter: nn.Parameter) -> Tensor:
+        """The parameter as a Tensor, named relative to its block."""
+        path = name.rpartition(".")[0]
+        owner = self._modules[path]
+        role = self._role(path, owner)
+        within = name.removeprefix(stem if index is None else f"{stem}.{index}").removeprefix(".")
+        routed = role is Role.EXPERTS and self._is_routed(path, owner)
+        return Tensor(
+            name=within,
+            shape=tuple(parameter.shape),
+            role=role,
+            kind=_kind(owner, name.rpartition(".")[2], parameter),
+            experts_used=self._used if routed else 1,
+            experts_held=self._held if routed else 1,
+        )
+
+    def _is_routed(self, path: str, owner: nn.Module) -> bool:
+        lowest = path.rpartition(".")[2]
+        return not any(word in lowest for word in ("router", "gate")) or "experts" in path
+
+    def _role(self, path: str, owner: nn.Module) -> Role:
+        """By the owning module first, then by the words in its path."""
+        if owner is self._head:
+            return Role.HEAD
+        if "projector" in path or "merger" in path:
+            return Role.PROJECTOR
+        if _is_vision(path):
+            return Role.VISION
+        if isinstance(owner, nn.Embedding):
+            return Role.EMBEDDING
+        last = path.rpartition(".")[2]
+        if "norm" in type(owner).__name__.lower() or "norm" in last or last.startswith("ln_"):
+            return Role.NORM
+        if "expert" in path and "shared" not in path:
+            return Role.EXPERTS
+        if "router" in last or (last == "gate" and "mlp" in path):
+            return Role.EXPERTS
+        if "attn" in path or "attention" in path:
+            return Role.ATTENTION
+        return Role.MLP if any(word in path for word in ("mlp", "feed_forward", "ffn", "fc", "dense")) else Role.OTHER
+
+
+def _kind(owner: nn.Module, name: str, parameter: nn.Parameter) -> TensorKind:
+    if isinstance(owner, nn.Embedding):
+        return TensorKind.EMBEDDING
+    if isinstance(owner, (nn.Linear, Conv1D)):
+        if name == "bias":
+            return TensorKind.BIAS
+        return TensorKind.LINEAR if isinstance(owner, nn.Linear) else TensorKind.CONV1D
+    if "norm" in type(owner).__name__.lower():
+        return TensorKind.NORM
+    return TensorKind.PARAMETER
+
+
+def _shapes(config: PretrainedConfig) -> Shapes:
+    def read(names: tuple[str, ...]) -> int:
+        return next((v for name in names if isinstance(v := getattr(config, name, None), int)), 0)
+
+    found = {field: read(names) for field, names in _SHAPE_NAMES.items()}
+    if not found["head_dim"] and found["num_heads"]:
+        found["head_dim"] = found["hidden_size"] // found["num_heads"]
+    if not found["intermediate_size"]:
+        # GPT-2's n_inner null means four times the hidden size (transformers, modeling_gpt2.py, GPT2Block).
+        found["intermediate_size"] = 4 * found["hidden_size"]
+    return Shapes(**found)
+
+
+def _filled_defaults(given: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
+    """Class defaults that decide shapes and that the given config left out, by dotted name."""
+    return dict(_missing(given, config.to_dict(), config.attribute_map))
+
+
+def _missing(
+    given: Mapping[str, Any], full: Mapping[str, Any], aliases: Mapping[str, str], prefix: str = ""
+) -> Iterator[tuple[str, Any]]:  # fmt: skip
+    for key, value in full.items():
+        inner = given.get(key)
+        if isinstance(value, Mapping) and key.endswith("_config"):
+            yield from _missing(inner if isinstance(inner, Mapping) else {}, value, {}, f"{prefix}{key}.")
+        elif key in _REPORTED_DEFAULTS and key not in given and aliases.get(key) not in given and value is not None:
+            yield f"{prefix}{key}", value

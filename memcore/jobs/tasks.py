@@ -1,0 +1,28 @@
+"""What a worker can do: task names, and where each task's function lives.
+
+Only names travel to a worker, never code, so this table is all that can run there. A task takes the
+request's payload (a dict of JSON values) and returns a dict of JSON values. It raises
+:class:`memcore.errors.UserError` for what the user should read. Its answer may depend on the payload
+and the language alone, because the lane keeps answers and gives them again.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, cast
+
+Task = Callable[[dict[str, Any]], dict[str, Any]]
+
+TASKS: Mapping[str, str] = {
+    "count_config": "memcore.counting:count_config",
+}
+
+
+def load_task(name: str, table: Mapping[str, str]) -> Task:
+    """The function behind a task's name. Called in workers only: it imports the function's module.
+
+    Raises `LookupError` for a name that is not in the table.
+    """
+    if name not in table:
+        raise LookupError(f"no task is named {name!r}")
+    module, _, function = table[name].partition(":")
+    return cast(Task, getattr(import_module(module), function))

@@ -1,0 +1,283 @@
+"""Models: the catalogue, and a model's parameter inventory.
+
+An inventory is every parameter tensor of the real model class, in module order, with what it is for.
+It is counted once on torch's meta device (:mod:`memcore.counting`, in a worker process or by
+``scripts/build_inventories.py``) and kept as data, so that nothing here needs torch.
+"""
+
+import difflib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import cache
+from importlib import resources
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.units import ceil_div
+
+
+class Role(StrEnum):
+    """What a parameter is for."""
+
+    EMBEDDING = "embedding"
+    ATTENTION = "attention"
+    MLP = "mlp"
+    EXPERTS = "experts"
+    NORM = "norm"
+    HEAD = "head"
+    VISION = "vision"
+    PROJECTOR = "projector"
+    OTHER = "other"
+
+
+class TensorKind(StrEnum):
+    """The kind of module that owns a parameter; it decides what LoRA and 4-bit quantisation can touch."""
+
+    LINEAR = "linear"
+    CONV1D = "conv1d"
+    EMBEDDING = "embedding"
+    BIAS = "bias"
+    NORM = "norm"
+    PARAMETER = "parameter"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """One parameter tensor. `name` is relative to its block; experts carry how many of them a token uses."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role
+    kind: TensorKind
+    experts_used: int = 1
+    experts_held: int = 1
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+    @property
+    def active(self) -> int:
+        """Elements that take part for one token."""
+        return self.numel * self.experts_used // self.experts_held
+
+    @property
+    def module(self) -> str:
+        """The owning module's last name, as LoRA targets name it: ``q_proj``."""
+        parts = self.name.split(".")
+        return parts[-2] if len(parts) > 1 else parts[-1]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """Consecutive parameters of one module: a decoder layer (`layer` is its index) or what lies between."""
+
+    name: str
+    tensors: tuple[Tensor, ...]
+    layer: int | None = None
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of all its tensors."""
+        return sum(tensor.numel for tensor in self.tensors)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shapes:
+    """The sizes that activations depend on; 0 where the architecture has no such size."""
+
+    hidden_size: int = 0
+    num_layers: int = 0
+    num_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim: int = 0
+    intermediate_size: int = 0
+    vocab_size: int = 0
+    max_positions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inventory:
+    """All parameters of a model, in module order, each shared tensor once."""
+
+    model_class: str
+    tied: bool
+    shapes: Shapes
+    blocks: tuple[Block, ...]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every parameter tensor in module order."""
+        for block in self.blocks:
+            yield from block.tensors
+
+    @property
+    def n_params(self) -> int:
+        """All parameters."""
+        return sum(block.numel for block in self.blocks)
+
+    @property
+    def n_active(self) -> int:
+        """Parameters that take part for one token: all of them but the experts that are not chosen."""
+        return sum(tensor.active for tensor in self.tensors())
+
+    @property
+    def layers(self) -> tuple[Block, ...]:
+        """The decoder layers, in order."""
+        return tuple(block for block in self.blocks if block.layer is not None)
+
+    @property
+    def largest_layer(self) -> Block:
+        """The decoder layer with the most parameters (the largest block where there are no layers)."""
+        return max(self.layers or self.blocks, key=lambda block: block.numel)
+
+    @property
+    def largest_tensor(self) -> tuple[str, Tensor]:
+        """The largest parameter, with its full name."""
+        pairs = ((f"{block.name}.{tensor.name}", tensor) for block in self.blocks for tensor in block.tensors)
+        return max(pairs, key=lambda pair: pair[1].numel)
+
+    def by_role(self) -> dict[Role, int]:
+        """Parameters by role, roles without any left out, in the order of `Role`."""
+        sums = dict.fromkeys(Role, 0)
+        for tensor in self.tensors():
+            sums[tensor.role] += tensor.numel
+        return {role: count for role, count in sums.items() if count}
+
+    def lora_modules(self, targets: Sequence[str]) -> list[Tensor]:
+        """The linear weights that LoRA's targets name.
+
+        ``all-linear`` means every linear weight but the head (peft 0.21, tuners_utils.py,
+        _maybe_include_all_linear_layers). Raises UserError where a target names nothing.
+        """
+        linear = [t for t in self.tensors() if t.kind in (TensorKind.LINEAR, TensorKind.CONV1D)]
+
+        def named(tensor: Tensor, target: str) -> bool:
+            return tensor.role is not Role.HEAD if target == "all-linear" else tensor.module == target
+
+        for target in targets:
+            if not any(named(tensor, target) for tensor in linear):
+                names = ", ".join(sorted({tensor.module for tensor in linear})[:12])
+                message = _("recipe.lora.targets names {target!r}, which this model does not have; it has {names}.")
+                raise UserError(message.format(target=target[:40], names=names), "recipe.lora.targets")
+        return [tensor for tensor in linear if any(named(tensor, target) for target in targets)]
+
+
+def dump_inventory(inventory: Inventory) -> dict[str, Any]:
+    """The inventory as compact JSON data: each kind of block once, then the blocks by kind."""
+    kinds: dict[tuple[Tensor, ...], int] = {}
+    for block in inventory.blocks:
+        kinds.setdefault(block.tensors, len(kinds))
+    runs: list[list[Any]] = []
+    for _key, group in groupby(inventory.blocks, key=lambda b: (kinds[b.tensors], b.name.rstrip("0123456789"))):
+        run = list(group)
+        runs.append([kinds[run[0].tensors], run[0].name, run[0].layer, len(run)])
+    return {
+        "model_class": inventory.model_class,
+        "tied": inventory.tied,
+        "shapes": {f.name: getattr(inventory.shapes, f.name) for f in fields(Shapes)},
+        "kinds": [
+            [[t.name, list(t.shape), t.role, t.kind, t.experts_used, t.experts_held] for t in tensors] for tensors in kinds
+        ],
+        "blocks": runs,
+    }
+
+
+def load_inventory(data: Mapping[str, Any]) -> Inventory:
+    """The inverse of :func:`dump_inventory`."""
+    kinds = [
+        tuple(
+            Tensor(
+                name=name,
+                shape=tuple(shape),
+                role=Role(role),
+                kind=TensorKind(kind),
+                experts_used=used,
+                experts_held=held,
+            )
+            for name, shape, role, kind, used, held in tensors
+        )
+        for tensors in data["kinds"]
+    ]
+    blocks: list[Block] = []
+    for kind, name, layer, count in data["blocks"]:
+        stem = name.rstrip("0123456789")
+        first = int(name[len(stem) :] or 0)
+        for offset in range(count):
+            full = f"{stem}{first + offset}" if count > 1 or stem != name else name
+            at = None if layer is None else layer + offset
+            blocks.append(Block(name=full, tensors=kinds[kind], layer=at))
+    return Inventory(
+        model_class=data["model_class"], tied=data["tied"], shapes=Shapes(**data["shapes"]), blocks=tuple(blocks)
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CatalogueModel:
+    """A model of the catalogue. `config` is None for a bare count, and then there is no inventory."""
+
+    name: str
+    family: str
+    config: Mapping[str, Any] | None
+    config_source: str
+    n_params: int | None
+    n_params_source: str | None
+    n_params_precision: str | None
+    n_active_params: int | None
+    n_active_source: str | None
+    note: str | None
+
+    @property
+    def cross_checked(self) -> bool:
+        """Whether a published count stands behind the inventory's."""
+        return self.n_params is not None
+
+    @property
+    def published_half_unit(self) -> int:
+        """How far a published count that is rounded may be from the true one: half its last digit's unit."""
+        if self.n_params is None or self.n_params_precision == "exact":
+            return 0
+        zeros = len(str(self.n_params)) - len(str(self.n_params).rstrip("0"))
+        return ceil_div(10**zeros, 2)
+
+
+def _read(name: str) -> Any:
+    return json.loads(resources.files("memcore").joinpath("data", name).read_text(encoding="utf-8"))
+
+
+@cache
+def catalogue() -> dict[str, CatalogueModel]:
+    """All models of the catalogue by name, in the catalogue's order."""
+    return {entry["name"]: CatalogueModel(**entry) for entry in _read("catalogue.json")}
+
+
+@cache
+def _stored_inventories() -> Mapping[str, Mapping[str, Any]]:
+    stored: Mapping[str, Mapping[str, Any]] = _read("inventories.json")
+    return stored
+
+
+@cache
+def catalogue_inventory(name: str) -> Inventory | None:
+    """The stored inventory of a catalogue model; None for a bare count."""
+    stored = _stored_inventories().get(name)
+    return None if stored is None else load_inventory(stored)
+
+
+def catalogue_model(name: str) -> CatalogueModel:
+    """The catalogue model of that name. Raises UserError with the nearest names for an unknown one."""
+    known = catalogue()
+    if name in known:
+        return known[name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
+    raise UserError(
+        _("model.name is {name!r}, which is not in the catalogue; the nearest are {near}.").format(
+            name=name[:60], near=", ".join(near)
+        ),
+        "model.name",
+    )

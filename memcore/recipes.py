@@ -1,0 +1,232 @@
+"""What one parameter costs, by named convention: the dtypes of weights, gradients, master copy and states.
+
+A convention is a citation and a set of dtypes, never a hidden constant; 14, 16, 18 and 20 bytes per
+parameter are all true of some program.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+
+
+class DType(StrEnum):
+    """Storage types of a parameter's values."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def size(self) -> int:
+        """Bytes per value."""
+        return 4 if self is DType.FP32 else 2
+
+
+class ConventionName(StrEnum):
+    """The named conventions."""
+
+    ZERO_PAPER = "zero_paper"
+    DEEPSPEED_FP32_GRAD = "deepspeed_fp32_grad"
+    DEEPSPEED_ESTIMATOR = "deepspeed_estimator"
+    MEGATRON = "megatron"
+    FSDP2_MIXED = "fsdp2_mixed"
+    AMP_AUTOCAST = "amp_autocast"
+    PURE_BF16 = "pure_bf16"
+    PURE_FP16 = "pure_fp16"
+    FP32 = "fp32"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Convention:
+    """The dtypes that a program keeps for one trained parameter.
+
+    `master_dtype` None: no separate copy for the update. `accumulate_dtype`: a second gradient in that
+    dtype beside the one in `grad_dtype`, which is itself kept up to ZeRO stage `low_gradient_until`
+    and beyond it exists only for a moment. `lowest_stage`: below it the program has no such form.
+    """
+
+    label: str
+    param_dtype: DType
+    compute_dtype: DType
+    grad_dtype: DType
+    reduce_dtype: DType
+    master_dtype: DType | None
+    state_dtype: DType
+    citation: str
+    accumulate_dtype: DType | None = None
+    low_gradient_until: int = 3
+    lowest_stage: int = 0
+
+    def check_stage(self, stage: int) -> None:
+        """Raise UserError where the cited program has no such form at this ZeRO stage."""
+        if stage < self.lowest_stage:
+            message = _("recipe.convention is {label}, which has no form below ZeRO stage {lowest}; the stage is {stage}.")
+            raise UserError(message.format(label=self.label, lowest=self.lowest_stage, stage=stage), "recipe.convention")
+
+    def bytes_per_parameter(self, num_moments: int = 2) -> int:
+        """Bytes of one undivided trained parameter with an optimizer that keeps `num_moments` values."""
+        master = self.master_dtype.size if self.master_dtype else 0
+        accumulate = self.accumulate_dtype.size if self.accumulate_dtype else 0
+        gradient = self.grad_dtype.size if self.low_gradient_until >= self.lowest_stage else 0
+        return self.param_dtype.size + gradient + accumulate + master + num_moments * self.state_dtype.size
+
+
+def _pure(dtype: DType, label: str, citation: str) -> Convention:
+    return Convention(
+        label=label,
+        param_dtype=dtype,
+        compute_dtype=dtype,
+        grad_dtype=dtype,
+        reduce_dtype=dtype,
+        master_dtype=None,
+        state_dtype=dtype,
+        citation=citation,
+    )
+
+
+CONVENTIONS = {
+    ConventionName.ZERO_PAPER: Convention(
+        label="ZeRO paper",
+        param_dtype=DType.BF16,
+        compute_dtype=DType.BF16,
+        grad_dtype=DType.BF16,
+        reduce_dtype=DType.BF16,
+        master_dtype=DType.FP32,
+        state_dtype=DType.FP32,
+        citation="arXiv 1910.02054, section 3.1: 2 + 2 + K bytes, K = 12 for Adam",
+    ),
+    ConventionName.DEEPSPEED_FP32_GRAD: Convention(
+        label="DeepSpeed BF16, FP32 gradient accumulation",
+        param_dtype=DType.BF16,
+        compute_dtype=DType.BF16,
+        grad_dtype=DType.BF16,
+        reduce_dtype=DType.FP32,
+        master_dtype=DType.FP32,
+        state_dtype=DType.FP32,
+        accumulate_dtype=DType.FP32,
+        # Stage 1 keeps the 16-bit gradients (they are zeroed, not freed); later stages add them into
+        # the FP32 partition as they come.
+        low_gradient_until=1,
+        lowest_stage=1,
+        citation="deepspeed 0.19.8, runtime/bf16_optimizer.py, BF16_Optimizer._setup_for_real_optimizer and clear_lp_grads",
+    ),
+    ConventionName.DEEPSPEED_ESTIMATOR: Convention(
+        label="DeepSpeed's estimator",
+        param_dtype=DType.BF16,
+        compute_dtype=DType.BF16,
+        grad_dtype=DType.BF16,
+        reduce_dtype=DType.BF16,
+        master_dtype=DType.FP32,
+        state_dtype=DType.FP32,
+        accumulate_dtype=DType.FP32,
+        low_gradient_until=2,
+        lowest_stage=2,
+        citation=(
+            "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 + 18/N; "
+            "stage3.py, estimate_zero3_model_states_mem_needs: 18/N + 4 bytes x largest layer"
+        ),
+    ),
+    ConventionName.MEGATRON: Convention(
+        label="Megatron, FP32 main gradients",
+        param_dtype=DType.BF16,
+        compute_dtype=DType.BF16,
+        grad_dtype=DType.FP32,
+        reduce_dtype=DType.FP32,
+        master_dtype=DType.FP32,
+        state_dtype=DType.FP32,
+        citation="Megatron-LM, docs, distributed optimizer: 6 + 12/DP bytes with BF16 parameters and FP32 gradients",
+    ),
+    ConventionName.FSDP2_MIXED: Convention(
+        label="FSDP2 mixed precision",
+        param_dtype=DType.FP32,
+        compute_dtype=DType.BF16,
+        grad_dtype=DType.FP32,
+        reduce_dtype=DType.FP32,
+        master_dtype=None,
+        state_dtype=DType.FP32,
+        citation="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy: shards keep the original dtype",
+    ),
+    ConventionName.AMP_AUTOCAST: Convention(
+        label="AMP autocast",
+        param_dtype=DType.FP32,
+        compute_dtype=DType.BF16,
+        grad_dtype=DType.FP32,
+        reduce_dtype=DType.FP32,
+        master_dtype=None,
+        state_dtype=DType.FP32,
+        citation="torch 2.13, amp/autocast_mode.py: FP32 parameters and gradients, 16-bit casts while computing",
+    ),
+    ConventionName.PURE_BF16: _pure(
+        DType.BF16, "pure BF16", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
+    ),
+    ConventionName.PURE_FP16: _pure(
+        DType.FP16, "pure FP16", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
+    ),
+    ConventionName.FP32: _pure(
+        DType.FP32, "FP32", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OtherTool:
+    """What another tool answers for N data-parallel ranks, as a function of the stage.
+
+    `per_parameter(stage, ranks)`: bytes per parameter, None where the tool has no such stage.
+    """
+
+    label: str
+    per_parameter: Callable[[int, int], float | None]
+    why: str
+    source: str
+
+
+def _by_stage(*formulas: Callable[[int], float] | None) -> Callable[[int, int], float | None]:
+    def answer(stage: int, ranks: int) -> float | None:
+        formula = formulas[stage]
+        return None if formula is None else formula(ranks)
+
+    return answer
+
+
+OTHER_TOOLS = (
+    OtherTool(
+        label="ZeRO paper",
+        per_parameter=_by_stage(lambda n: 16, lambda n: 4 + 12 / n, lambda n: 2 + 14 / n, lambda n: 16 / n),
+        why="2 + 2 + 12",
+        source="arXiv 1910.02054, figure 1",
+    ),
+    OtherTool(
+        label="DeepSpeed's estimator",
+        per_parameter=_by_stage(None, None, lambda n: 2 + 18 / n, lambda n: 18 / n),
+        why="16-bit + FP32 gradients",
+        source="deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs",
+    ),
+    OtherTool(
+        label="DeepSpeed's documentation",
+        per_parameter=_by_stage(None, None, lambda n: 4 + 16 / n, lambda n: 18 / n),
+        why="4 + 16/N",
+        source="DeepSpeed documentation, memory requirements",
+    ),
+    OtherTool(
+        label="Megatron distributed optimizer",
+        per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, None, None),
+        why="FP32 gradients: 6 + 12/DP",
+        source="Megatron-LM, docs, distributed optimizer",
+    ),
+    OtherTool(
+        label="llm-analysis",
+        per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, lambda n: 2 + 16 / n, lambda n: 18 / n),
+        why="FP32 gradients",
+        source="llm-analysis, llm_analysis/analysis.py, get_memory_optimizer_state_and_gradient_per_layer",
+    ),
+    OtherTool(
+        label="PyTorch FSDP2, FP32 shards",
+        per_parameter=_by_stage(lambda n: 16, None, None, lambda n: 16 / n),
+        why="4 + 4 + 8",
+        source="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy",
+    ),
+)

@@ -1,0 +1,254 @@
+"""Weights, gradients and optimizer states of a scenario, undivided: what there is to share out.
+
+Symbols: Psi parameters, Psi_t trained ones, r LoRA rank. All sizes are bytes over the whole model.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from memcore.engine_options import EngineName
+from memcore.models import Inventory, Role, Tensor, TensorKind
+from memcore.optimizers import OPTIMIZERS, bytes_8bit, paged_share
+from memcore.recipes import CONVENTIONS, Convention, DType
+from memcore.scenario import Lora, Method, Quantization, Recipe, Scenario
+from memcore.terms import Category, Formula, product
+from memcore.units import ceil_div
+
+# The ZeRO stage from which a kind of state is divided among the ranks (arXiv 1910.02054, section 5).
+OPTIMIZER_STAGE, GRADIENT_STAGE, WEIGHT_STAGE = 1, 2, 3
+NEVER = 4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class State:
+    """One kind of state. `elements` values take `total_bytes` over all ranks.
+
+    It is divided from ZeRO stage `divided_from` on, and exists only for a moment from stage
+    `fleeting_from` on. `paged_bytes` of it live in unified memory, outside PyTorch's allocator.
+    """
+
+    name: str
+    category: Category
+    elements: int
+    total_bytes: int
+    divided_from: int
+    formula: Formula
+    source: str
+    fleeting_from: int = NEVER
+    paged_bytes: int = 0
+
+    @property
+    def element_bytes(self) -> int | None:
+        """Bytes per value where that is a whole number for all of them, else None."""
+        return self.total_bytes // self.elements if self.elements and self.total_bytes % self.elements == 0 else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Precision:
+    """The dtypes in force, and the convention that they come from, by name."""
+
+    label: str
+    citation: str
+    convention: Convention
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelStates:
+    """All states of a scenario. `trained` values are updated, of `n_params` in the base model."""
+
+    precision: Precision
+    n_params: int
+    trained: int
+    states: tuple[State, ...]
+
+    def of(self, *categories: Category) -> tuple[State, ...]:
+        """The states of those categories."""
+        return tuple(state for state in self.states if state.category in categories)
+
+    def total_bytes(self, *categories: Category) -> int:
+        """Undivided bytes of those categories."""
+        return sum(state.total_bytes for state in self.of(*categories))
+
+
+def precision_of(recipe: Recipe) -> Precision:
+    """The convention with the recipe's explicit dtypes put in; any of them makes it "custom, from ..."."""
+    convention = CONVENTIONS[recipe.convention]
+    given = {
+        name: value
+        for name in ("param_dtype", "compute_dtype", "grad_dtype", "reduce_dtype", "state_dtype")
+        if (value := getattr(recipe, name)) is not None and value is not getattr(convention, name)
+    }
+    custom = replace(convention, **given)
+    if recipe.master_dtype is not None:
+        master = None if recipe.master_dtype == "none" else DType(recipe.master_dtype)
+        custom = replace(custom, master_dtype=master)
+    if custom == convention:
+        return Precision(label=convention.label, citation=convention.citation, convention=convention)
+    label = f"custom, from {convention.label}"
+    return Precision(label=label, citation=convention.citation, convention=replace(custom, label=label))
+
+
+def model_states(scenario: Scenario, n_params: int, inventory: Inventory | None) -> ModelStates:
+    """Every state of the scenario. `inventory` is None for a bare count (then only full training is asked for)."""
+    recipe = scenario.recipe
+    precision = precision_of(recipe)
+    if recipe.method is Method.FULL:
+        trained = tuple(inventory.tensors()) if inventory else ()
+        states = _trained_states(scenario, precision.convention, trained, n_params, "weights")
+        return ModelStates(precision=precision, n_params=n_params, trained=n_params, states=states)
+    assert inventory is not None, "a scenario with adapters is refused without shapes"
+    lora = recipe.lora or Lora()
+    adapters = lora_tensors(inventory, lora)
+    trained_count = sum(tensor.numel for tensor in adapters)
+    convention = _adapter_convention(scenario, precision.convention, lora)
+    states = (
+        *_frozen_states(recipe, precision.convention, inventory),
+        *_trained_states(scenario, convention, adapters, trained_count, "adapter_weights"),
+    )
+    return ModelStates(precision=precision, n_params=n_params, trained=trained_count, states=states)
+
+
+def lora_tensors(inventory: Inventory, lora: Lora) -> tuple[Tensor, ...]:
+    """The adapters' own tensors: A (r x in) and B (out x r) for each targeted weight (arXiv 2106.09685)."""
+    adapters = []
+    for weight in inventory.lora_modules(lora.targets):
+        rows, columns = weight.shape if weight.kind is TensorKind.LINEAR else reversed(weight.shape)
+        adapters.append(replace(weight, name=f"{weight.name}.lora_A", shape=(lora.rank, columns), kind=TensorKind.LINEAR))
+        adapters.append(replace(weight, name=f"{weight.name}.lora_B", shape=(rows, lora.rank), kind=TensorKind.LINEAR))
+    return tuple(adapters)
+
+
+def _adapter_convention(scenario: Scenario, convention: Convention, lora: Lora) -> Convention:
+    """DeepSpeed casts adapters like all parameters and keeps a master; elsewhere peft's dtype rules
+    (peft 0.21, tuners_utils.py, cast_adapter_dtype: FP32 by default) and there is no master."""
+    if scenario.parallelism.engine is EngineName.DEEPSPEED:
+        return convention
+    dtype = lora.adapter_dtype
+    return replace(
+        convention, param_dtype=dtype, grad_dtype=dtype, master_dtype=None, state_dtype=dtype, accumulate_dtype=None
+    )
+
+
+def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory) -> tuple[State, ...]:
+    if recipe.method is Method.LORA:
+        count = inventory.n_params
+        return (_weights("frozen_weights", count, convention.param_dtype, convention.citation),)
+    quantization = recipe.quantization or Quantization.NF4_DOUBLE_QUANT
+    packed = [tensor for tensor in inventory.tensors() if is_quantised(tensor)]
+    packed_count = sum(tensor.numel for tensor in packed)
+    double = quantization is Quantization.NF4_DOUBLE_QUANT
+    packed_bytes = sum(nf4_bytes(tensor.numel, double) for tensor in packed)
+    scales = packed_bytes - sum(ceil_div(tensor.numel, 2) for tensor in packed)
+    return (
+        State(
+            name="quantised_weights",
+            category=Category.WEIGHTS,
+            elements=packed_count,
+            total_bytes=packed_bytes,
+            divided_from=WEIGHT_STAGE,
+            formula=Formula(symbols=r"\Psi_q / 2 + S", numbers=f"{packed_count:,} / 2 + {scales:,}"),
+            source="arXiv 2305.14314; bitsandbytes 0.50, functional.py, quantize_4bit: blocks of 64, scales in blocks of 256",
+        ),
+        _weights(
+            "frozen_weights", inventory.n_params - packed_count, _sixteen_bit(convention), "transformers 5.24, "
+            "integrations/bitsandbytes.py, replace_with_bnb_linear: linear weights but the head",
+        ),
+    )  # fmt: skip
+
+
+def _sixteen_bit(convention: Convention) -> DType:
+    """What a 4-bit base keeps unquantised is loaded in the dtype of the computation."""
+    return convention.compute_dtype if convention.compute_dtype is not DType.FP32 else convention.param_dtype
+
+
+def is_quantised(tensor: Tensor) -> bool:
+    """Whether 4-bit loading packs this tensor: linear weights but the head (and a head that is tied to it)."""
+    return tensor.kind in (TensorKind.LINEAR, TensorKind.CONV1D) and tensor.role is not Role.HEAD
+
+
+def nf4_bytes(numel: int, double_quant: bool) -> int:
+    """Bytes of one weight of `numel` values in NormalFloat4, its quantisation state included.
+
+    Two values a byte; an absmax for each block of 64, in FP32, or one byte each with an FP32 absmax for
+    each 256 of them, a 256-entry FP32 table and an FP32 offset; and the 16-entry FP32 table of values.
+    Source: bitsandbytes 0.50, functional.py, quantize_4bit and quantize_blockwise; a test builds one.
+    """
+    blocks = ceil_div(numel, 64)
+    scales = blocks + 4 * ceil_div(blocks, 256) + 4 * 256 + 4 if double_quant else 4 * blocks
+    return ceil_div(numel, 2) + scales + 4 * 16
+
+
+def _weights(name: str, count: int, dtype: DType, source: str) -> State:
+    return _values(name, Category.WEIGHTS, count, dtype, WEIGHT_STAGE, source, r"\Psi")
+
+
+def _values(
+    name: str, category: Category, count: int, dtype: DType, divided_from: int, source: str, symbol: str
+) -> State:  # fmt: skip
+    return State(
+        name=name,
+        category=category,
+        elements=count,
+        total_bytes=dtype.size * count,
+        divided_from=divided_from,
+        formula=Formula(symbols=rf"{dtype.size}\,{symbol}", numbers=product(dtype.size, count)),
+        source=source,
+    )
+
+
+def _trained_states(
+    scenario: Scenario, convention: Convention, tensors: Sequence[Tensor], count: int, weights: str
+) -> tuple[State, ...]:  # fmt: skip
+    symbol = r"\Psi" if weights == "weights" else r"\Psi_t"
+
+    def values(name: str, category: Category, dtype: DType, divided_from: int) -> State:
+        return _values(name, category, count, dtype, divided_from, convention.citation, symbol)
+
+    states = [values(weights, Category.WEIGHTS, convention.param_dtype, WEIGHT_STAGE)]
+    gradients = values("gradients", Category.GRADIENTS, convention.grad_dtype, GRADIENT_STAGE)
+    if convention.accumulate_dtype is not None:
+        states.append(replace(gradients, fleeting_from=convention.low_gradient_until + 1))
+        states.append(values("fp32_gradients", Category.GRADIENTS, convention.accumulate_dtype, GRADIENT_STAGE))
+    else:
+        states.append(gradients)
+    if convention.master_dtype is not None:
+        states.append(values("master_weights", Category.OPTIMIZER, convention.master_dtype, OPTIMIZER_STAGE))
+    states.extend(_optimizer_states(scenario, convention, tensors, count, symbol))
+    return tuple(states)
+
+
+def _optimizer_states(
+    scenario: Scenario, convention: Convention, tensors: Sequence[Tensor], count: int, symbol: str
+) -> list[State]:  # fmt: skip
+    optimizer = scenario.recipe.optimizer
+    rule = OPTIMIZERS[optimizer.name]
+    # DeepSpeed's stages hand the optimizer one flat slice per rank, never whole tensors.
+    flat = scenario.parallelism.engine is EngineName.DEEPSPEED and scenario.parallelism.stage > 0
+    if optimizer.name == "sgd" and not optimizer.momentum:
+        return []
+    states = []
+    for moment in rule.moments(tensors, count, flat):
+        own = symbol if moment.elements == count else rf"{symbol}_{{{moment.name[0]}}}"
+        state = _values(
+            moment.name, Category.OPTIMIZER, moment.elements, convention.state_dtype, OPTIMIZER_STAGE, rule.source, own
+        )
+        if optimizer.bits == 8:
+            state = _in_8bit(state, tensors, flat)
+        if optimizer.paged:
+            share = paged_share(tensors, moment.elements, flat)
+            state = replace(state, paged_bytes=state.total_bytes * share // max(moment.elements, 1))
+        states.append(state)
+    return states
+
+
+def _in_8bit(state: State, tensors: Sequence[Tensor], flat: bool) -> State:
+    total = bytes_8bit(tensors, state.elements, flat)
+    return replace(
+        state,
+        total_bytes=total,
+        formula=Formula(
+            symbols=r"\Psi + 4\,\Psi / 256 + \mathrm{FP32\ rest}",
+            numbers=f"{state.elements:,} + {total - state.elements:,}",
+        ),
+        source="bitsandbytes 0.50, optim/optimizer.py, Optimizer2State.init_state: blocks of 256, small tensors in FP32",
+    )
