@@ -16,7 +16,9 @@ MAX_EXPERTS = 16384
 MAX_SIZE = 100_000_000
 MAX_LINK_TEXT = 64
 
-_LAYER_KEYS = re.compile(r"(num_hidden_layers|num_layers|n_layers?|num_decoder_layers|num_encoder_layers|encoder_layers|decoder_layers)")
+_LAYER_KEYS = re.compile(
+    r"(num_hidden_layers|num_layers|n_layers?|num_decoder_layers|num_encoder_layers|encoder_layers|decoder_layers)"
+)
 _EXPERT_KEYS = re.compile(r"(num_(local_|routed_)?experts|n_routed_experts|n_shared_experts|moe_num_experts)")
 _SIZE_KEYS = re.compile(
     r"(hidden_size|d_model|n_embd|dim|vocab_size|head_dim|num_attention_heads|num_key_value_heads|num_heads|n_heads?"

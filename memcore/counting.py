@@ -5,12 +5,12 @@ and scripts import this module.
 import warnings
 from collections.abc import Iterator, Mapping
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from memcore.configs import check_config, normalise_config
@@ -37,7 +37,14 @@ _SHAPE_NAMES = {
     "vocab_size": ("vocab_size",),
     "max_positions": ("max_position_embeddings", "n_positions"),
 }
-_USED_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token", "top_k_experts", "moe_top_k", "moe_k")
+_USED_EXPERTS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+    "moe_top_k",
+    "moe_k",
+)
 _HELD_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _REPORTED_DEFAULTS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "hidden_size",
@@ -72,7 +79,10 @@ def _load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
     except Exception as error:
         if model_type not in transformers.CONFIG_MAPPING:
             if raw.get("auto_map"):
-                message = _("transformers {version} does not know model_type {name!r}, and the config asks for remote code, which is never run.")
+                message = _(
+                    "transformers {version} does not know model_type {name!r}, and the config asks for remote code, "
+                    "which is never run."
+                )
             else:
                 message = _("transformers {version} does not know model_type {name!r}.")
             message = message.format(version=transformers.__version__, name=model_type)
@@ -86,26 +96,29 @@ def _cannot_build(model_type: str, error: Exception) -> UserError:
     return UserError(message.format(name=model_type, reason=reason), "model.config")
 
 
-def _build(config: PretrainedConfig, architectures: object) -> nn.Module:
-    """The model on the meta device: nothing is allocated, whatever its size."""
-    named = architectures[0] if isinstance(architectures, list) and architectures else None
-    own = getattr(transformers, named, None) if isinstance(named, str) else None
-    build = own._from_config if own is not None and getattr(own, "config_class", None) is type(config) else None
+def _build(config: PretrainedConfig, architectures: object) -> PreTrainedModel:
+    """The model on the meta device: nothing is allocated, whatever its size.
+
+    The class that the config names, where it is transformers' own for that model type, else the first
+    of `_AUTO_CLASSES` that has one.
+    """
+    named = architectures[0] if isinstance(architectures, list) and architectures else ""
+    own = getattr(transformers, str(named), None)
     try:
         with torch.device("meta"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            if build is not None:
-                return build(config)
+            if isinstance(own, type) and issubclass(own, PreTrainedModel) and own.config_class is type(config):
+                return own(config)
             for auto in _AUTO_CLASSES:
-                if type(config) in auto._model_mapping:
-                    return auto.from_config(config, trust_remote_code=False)
+                if type(config) in auto._model_mapping:  # noqa: SLF001  no public way to ask
+                    return cast(PreTrainedModel, auto.from_config(config))  # type: ignore[no-untyped-call]
     except Exception as error:
         raise _cannot_build(config.model_type, error) from None
     message = _("transformers {version} has no model that trains for model_type {name!r}.")
     raise UserError(message.format(version=transformers.__version__, name=config.model_type), "model.config")
 
 
-def inventory_of(model: nn.Module, config: PretrainedConfig) -> Inventory:
+def inventory_of(model: PreTrainedModel, config: PretrainedConfig) -> Inventory:
     """Every parameter of a transformers model, in module order, shared tensors once."""
     text = config.get_text_config()
     reader = _Reader(model, text)
@@ -116,9 +129,13 @@ def inventory_of(model: nn.Module, config: PretrainedConfig) -> Inventory:
         tensors = tuple(reader.tensor(name, stem, index, parameter) for _place, name, parameter in group)
         block = stem if index is None else f"{stem}.{index}"
         blocks.append(Block(name=block, tensors=tensors, layer=index if stem == main else None))
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    head, embedding = _head(model), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
     return Inventory(model_class=type(model).__name__, tied=tied, shapes=_shapes(text), blocks=tuple(blocks))
+
+
+def _head(model: PreTrainedModel) -> nn.Module | None:
+    return cast(nn.Module | None, model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
 
 def _main_stack(places: list[tuple[str, int | None]]) -> str:
@@ -134,9 +151,9 @@ def _is_vision(name: str) -> bool:
 class _Reader:
     """Places and classifies the parameters of one model."""
 
-    def __init__(self, model: nn.Module, config: PretrainedConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: PretrainedConfig) -> None:
         self._modules = dict(model.named_modules())
-        self._head = model.get_output_embeddings()
+        self._head = _head(model)
         self._used = next((v for key in _USED_EXPERTS if isinstance(v := getattr(config, key, None), int)), 1)
         self._held = next((v for key in _HELD_EXPERTS if isinstance(v := getattr(config, key, None), int)), 1)
 

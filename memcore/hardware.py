@@ -95,7 +95,8 @@ def accelerators() -> dict[str, Accelerator]:
     dropped = {"pcie", "link"}
     return {
         entry["name"]: Accelerator(
-            **{key: value for key, value in (entry | _usable(entry)).items() if key not in dropped}, link=_link(entry)
+            **{key: value for key, value in (entry | _usable(entry)).items() if key not in dropped},
+            link=_link(entry),
         )
         for entry in json.loads(text)
     }

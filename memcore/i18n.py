@@ -38,3 +38,8 @@ def gettext(message: str) -> str:
 def ngettext(singular: str, plural: str, n: int) -> str:
     """The form of the message that fits the number `n`, in the current language."""
     return _translations(_language.get()).ngettext(singular, plural, n)
+
+
+def mark(message: str) -> str:
+    """The message itself: marks a constant for translation where it is shown, not where it is written."""
+    return message

@@ -182,7 +182,8 @@ def dump_inventory(inventory: Inventory) -> dict[str, Any]:
         "tied": inventory.tied,
         "shapes": {f.name: getattr(inventory.shapes, f.name) for f in fields(Shapes)},
         "kinds": [
-            [[t.name, list(t.shape), t.role, t.kind, t.experts_used, t.experts_held] for t in tensors] for tensors in kinds
+            [[t.name, list(t.shape), t.role, t.kind, t.experts_used, t.experts_held] for t in tensors]
+            for tensors in kinds
         ],
         "blocks": runs,
     }
@@ -213,7 +214,10 @@ def load_inventory(data: Mapping[str, Any]) -> Inventory:
             at = None if layer is None else layer + offset
             blocks.append(Block(name=full, tensors=kinds[kind], layer=at))
     return Inventory(
-        model_class=data["model_class"], tied=data["tied"], shapes=Shapes(**data["shapes"]), blocks=tuple(blocks)
+        model_class=data["model_class"],
+        tied=data["tied"],
+        shapes=Shapes(**data["shapes"]),
+        blocks=tuple(blocks),
     )
 
 

@@ -103,7 +103,7 @@ OPTIMIZERS = {
     OptimizerName.ADAFACTOR: OptimizerRule(
         label="Adafactor",
         moments=_adafactor,
-        source="arXiv 1804.04235, section 3; torch 2.13, optim/_adafactor.py, Adafactor._init_group: row_var and col_var",
+        source="arXiv 1804.04235, section 3; torch 2.13, optim/_adafactor.py, Adafactor._init_group: row_var, col_var",
         needs_shapes=True,
         needs_whole_tensors=True,
     ),

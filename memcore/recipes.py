@@ -63,8 +63,12 @@ class Convention:
     def check_stage(self, stage: int) -> None:
         """Raise UserError where the cited program has no such form at this ZeRO stage."""
         if stage < self.lowest_stage:
-            message = _("recipe.convention is {label}, which has no form below ZeRO stage {lowest}; the stage is {stage}.")
-            raise UserError(message.format(label=self.label, lowest=self.lowest_stage, stage=stage), "recipe.convention")
+            message = _(
+                "recipe.convention is {label}, which has no form below ZeRO stage {lowest}; the stage is {stage}."
+            )
+            raise UserError(
+                message.format(label=self.label, lowest=self.lowest_stage, stage=stage), "recipe.convention"
+            )
 
     def bytes_per_parameter(self, num_moments: int = 2) -> int:
         """Bytes of one undivided trained parameter with an optimizer that keeps `num_moments` values."""
@@ -111,7 +115,7 @@ CONVENTIONS = {
         # the FP32 partition as they come.
         low_gradient_until=1,
         lowest_stage=1,
-        citation="deepspeed 0.19.8, runtime/bf16_optimizer.py, BF16_Optimizer._setup_for_real_optimizer and clear_lp_grads",
+        citation="deepspeed 0.19.8, runtime/bf16_optimizer.py, _setup_for_real_optimizer, clear_lp_grads",
     ),
     ConventionName.DEEPSPEED_ESTIMATOR: Convention(
         label="DeepSpeed's estimator",
@@ -147,7 +151,7 @@ CONVENTIONS = {
         reduce_dtype=DType.FP32,
         master_dtype=None,
         state_dtype=DType.FP32,
-        citation="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy: shards keep the original dtype",
+        citation="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy",
     ),
     ConventionName.AMP_AUTOCAST: Convention(
         label="AMP autocast",
@@ -160,10 +164,14 @@ CONVENTIONS = {
         citation="torch 2.13, amp/autocast_mode.py: FP32 parameters and gradients, 16-bit casts while computing",
     ),
     ConventionName.PURE_BF16: _pure(
-        DType.BF16, "pure BF16", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
+        DType.BF16,
+        "pure BF16",
+        "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype",
     ),
     ConventionName.PURE_FP16: _pure(
-        DType.FP16, "pure FP16", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
+        DType.FP16,
+        "pure FP16",
+        "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype",
     ),
     ConventionName.FP32: _pure(
         DType.FP32, "FP32", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"

@@ -12,7 +12,15 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from memcore.configs import check_config, normalise_config
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
@@ -58,7 +66,7 @@ class Quantization(StrEnum):
 def _whole(value: object) -> object:
     """Take 8, 8.0 and "8" as whole numbers; leave the rest to pydantic's own refusal."""
     if isinstance(value, bool):
-        raise ValueError("bool")
+        raise ValueError("true and false are not numbers")  # noqa: TRY004  pydantic reports ValueError only
     if isinstance(value, float) and math.isfinite(value) and value == int(value):
         return int(value)
     return value
@@ -315,7 +323,8 @@ def _fill_data_parallel(filled: dict[str, Any], gpus: object, shards: bool) -> N
     total = gpus if dp is None else dp
     try:
         total, shard, replicate = (
-            None if value is None else int(str(value)) for value in (total, filled.get("dp_shard"), filled.get("dp_replicate"))
+            None if value is None else int(str(value))
+            for value in (total, filled.get("dp_shard"), filled.get("dp_replicate"))
         )
     except ValueError:
         filled.setdefault("dp_shard", total)  # not a whole number: the field's own refusal names it
@@ -368,9 +377,7 @@ def _check_engine(scenario: Scenario) -> None:
     zero = scenario.zero_config
     if zero.stage is not None and zero.stage != parallelism.zero_stage:
         message = _("{field} is {value}, but parallelism.zero_stage is {stage}: they must be the same.")
-        raise _refuse(
-            "engine_config.zero_optimization.stage", message, value=zero.stage, stage=parallelism.zero_stage
-        )
+        raise _refuse("engine_config.zero_optimization.stage", message, value=zero.stage, stage=parallelism.zero_stage)
     hpz, field = zero.zero_hpz_partition_size, "engine_config.zero_optimization.zero_hpz_partition_size"
     if hpz > 1 and parallelism.zero_stage != 3:
         message = _("{field} is {value}, which does nothing below ZeRO stage 3.")
@@ -398,7 +405,9 @@ def _check_optimizer(scenario: Scenario) -> None:
     optimizer, rule = scenario.recipe.optimizer, OPTIMIZERS[scenario.recipe.optimizer.name]
     name = optimizer.name.value
     if rule.needs_shapes and scenario.model.is_bare_count:
-        message = _("{field} is {name}, whose states depend on the model's shapes: give a catalogue name or a config.json.")
+        message = _(
+            "{field} is {name}, whose states depend on the model's shapes: give a catalogue name or a config.json."
+        )
         raise _refuse("recipe.optimizer.name", message, name=name)
     if optimizer.bits == 8 and not rule.has_8bit:
         raise _refuse("recipe.optimizer.bits", _("{field} is 8, but {name} has no 8-bit form."), name=name)
@@ -430,7 +439,9 @@ def _check_offload(scenario: Scenario) -> None:
             message = _("{field} is {value}, which needs ZeRO stage {needed} or above; the stage is {stage}.")
             raise _refuse(f"offload.{name}", message, value=device, needed=needed, stage=stage)
     if offload.optimizer is not Device.NONE and scenario.recipe.optimizer.bits == 8:
-        message = _("{field} is {value}, but DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32.")
+        message = _(
+            "{field} is {value}, but DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32."
+        )
         raise _refuse("offload.optimizer", message, value=offload.optimizer)
 
 

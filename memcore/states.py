@@ -54,9 +54,13 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelStates:
-    """All states of a scenario. `trained` values are updated, of `n_params` in the base model."""
+    """All states of a scenario. `trained` values are updated, of `n_params` in the base model.
+
+    `precision` is the base model's, `trained_as` the dtypes of what is trained (the adapters may differ).
+    """
 
     precision: Precision
+    trained_as: Convention
     n_params: int
     trained: int
     states: tuple[State, ...]
@@ -95,7 +99,13 @@ def model_states(scenario: Scenario, n_params: int, inventory: Inventory | None)
     if recipe.method is Method.FULL:
         trained = tuple(inventory.tensors()) if inventory else ()
         states = _trained_states(scenario, precision.convention, trained, n_params, "weights")
-        return ModelStates(precision=precision, n_params=n_params, trained=n_params, states=states)
+        return ModelStates(
+            precision=precision,
+            trained_as=precision.convention,
+            n_params=n_params,
+            trained=n_params,
+            states=states,
+        )
     assert inventory is not None, "a scenario with adapters is refused without shapes"
     lora = recipe.lora or Lora()
     adapters = lora_tensors(inventory, lora)
@@ -105,7 +115,9 @@ def model_states(scenario: Scenario, n_params: int, inventory: Inventory | None)
         *_frozen_states(recipe, precision.convention, inventory),
         *_trained_states(scenario, convention, adapters, trained_count, "adapter_weights"),
     )
-    return ModelStates(precision=precision, n_params=n_params, trained=trained_count, states=states)
+    return ModelStates(
+        precision=precision, trained_as=convention, n_params=n_params, trained=trained_count, states=states
+    )
 
 
 def lora_tensors(inventory: Inventory, lora: Lora) -> tuple[Tensor, ...]:
@@ -113,7 +125,9 @@ def lora_tensors(inventory: Inventory, lora: Lora) -> tuple[Tensor, ...]:
     adapters = []
     for weight in inventory.lora_modules(lora.targets):
         rows, columns = weight.shape if weight.kind is TensorKind.LINEAR else reversed(weight.shape)
-        adapters.append(replace(weight, name=f"{weight.name}.lora_A", shape=(lora.rank, columns), kind=TensorKind.LINEAR))
+        adapters.append(
+            replace(weight, name=f"{weight.name}.lora_A", shape=(lora.rank, columns), kind=TensorKind.LINEAR)
+        )
         adapters.append(replace(weight, name=f"{weight.name}.lora_B", shape=(rows, lora.rank), kind=TensorKind.LINEAR))
     return tuple(adapters)
 
@@ -125,7 +139,12 @@ def _adapter_convention(scenario: Scenario, convention: Convention, lora: Lora) 
         return convention
     dtype = lora.adapter_dtype
     return replace(
-        convention, param_dtype=dtype, grad_dtype=dtype, master_dtype=None, state_dtype=dtype, accumulate_dtype=None
+        convention,
+        param_dtype=dtype,
+        grad_dtype=dtype,
+        master_dtype=None,
+        state_dtype=dtype,
+        accumulate_dtype=None,
     )
 
 
@@ -147,7 +166,7 @@ def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory)
             total_bytes=packed_bytes,
             divided_from=WEIGHT_STAGE,
             formula=Formula(symbols=r"\Psi_q / 2 + S", numbers=f"{packed_count:,} / 2 + {scales:,}"),
-            source="arXiv 2305.14314; bitsandbytes 0.50, functional.py, quantize_4bit: blocks of 64, scales in blocks of 256",
+            source="arXiv 2305.14314; bitsandbytes 0.50, functional.py, quantize_4bit: blocks of 64, scales of 256",
         ),
         _weights(
             "frozen_weights", inventory.n_params - packed_count, _sixteen_bit(convention), "transformers 5.24, "
@@ -230,7 +249,13 @@ def _optimizer_states(
     for moment in rule.moments(tensors, count, flat):
         own = symbol if moment.elements == count else rf"{symbol}_{{{moment.name[0]}}}"
         state = _values(
-            moment.name, Category.OPTIMIZER, moment.elements, convention.state_dtype, OPTIMIZER_STAGE, rule.source, own
+            moment.name,
+            Category.OPTIMIZER,
+            moment.elements,
+            convention.state_dtype,
+            OPTIMIZER_STAGE,
+            rule.source,
+            own,
         )
         if optimizer.bits == 8:
             state = _in_8bit(state, tensors, flat)
@@ -250,5 +275,5 @@ def _in_8bit(state: State, tensors: Sequence[Tensor], flat: bool) -> State:
             symbols=r"\Psi + 4\,\Psi / 256 + \mathrm{FP32\ rest}",
             numbers=f"{state.elements:,} + {total - state.elements:,}",
         ),
-        source="bitsandbytes 0.50, optim/optimizer.py, Optimizer2State.init_state: blocks of 256, small tensors in FP32",
+        source="bitsandbytes 0.50, optim/optimizer.py, Optimizer2State.init_state: blocks of 256, small ones FP32",
     )

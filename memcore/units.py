@@ -16,7 +16,7 @@ MIB = 2**20
 MAX_PARAMS = 10**15
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_COUNT = re.compile(r"(?P<number>[0-9][0-9_,' ]*(?:\.[0-9]+)?(?:e\+?[0-9]{1,3})?)\s*(?P<suffix>[kmbt]?)", re.I)
+_COUNT = re.compile(r"(?P<number>[0-9][0-9_,' ]*(?:\.[0-9]+)?(?:e\+?[0-9]{1,3})?)\s*(?P<suffix>[kmbt]?)", re.IGNORECASE)
 
 
 class ByteUnit(StrEnum):

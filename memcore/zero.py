@@ -105,7 +105,9 @@ def host_memory(scenario: Scenario, states: ModelStates) -> HostMemory:
     paged = sum(state.paged_bytes for state in states.states)
     divided = parallelism.dp_shard if parallelism.stage >= 1 else 1
     return HostMemory(
-        cpu_bytes=placed[Device.CPU], nvme_bytes=placed[Device.NVME], unified_bytes=node * ceil_div(paged, divided)
+        cpu_bytes=placed[Device.CPU],
+        nvme_bytes=placed[Device.NVME],
+        unified_bytes=node * ceil_div(paged, divided),
     )
 
 
@@ -160,7 +162,7 @@ def communication(
     the weights for each micro-step's forward and backward; stages 1 and 2 gather them once, after the
     update. An all-reduce counts as a reduce-scatter and an all-gather.
     """
-    parallelism, precision = scenario.parallelism, states.precision.convention
+    parallelism = scenario.parallelism
     stage = parallelism.stage if stage is None else stage
     ranks, replicas = _group(parallelism, stage)
     micro_steps = scenario.workload.grad_accum
@@ -168,10 +170,16 @@ def communication(
 
     def moved(name: str, elements: int, element_bytes: int, times: int, size: int) -> Collective:
         return Collective(
-            name=name, elements=elements, element_bytes=element_bytes, times=times, ranks=size, spans_nodes=spans
+            name=name,
+            elements=elements,
+            element_bytes=element_bytes,
+            times=times,
+            ranks=size,
+            spans_nodes=spans,
         )
 
-    reduce_bytes, weight_bytes = precision.reduce_dtype.size, precision.compute_dtype.size
+    reduce_bytes = states.trained_as.reduce_dtype.size
+    weight_bytes = states.precision.convention.compute_dtype.size
     reductions = micro_steps if stage >= 2 else 1
     collectives = [moved("reduce_scatter", states.trained, reduce_bytes, reductions, ranks)]
     if stage == 0:
@@ -192,7 +200,10 @@ def communication(
             link_source=NETWORK_SOURCE,
         )
     return Communication(
-        collectives=tuple(collectives), link_name=link.name, link_bytes_per_s=link.bytes_per_s, link_source=link.source
+        collectives=tuple(collectives),
+        link_name=link.name,
+        link_bytes_per_s=link.bytes_per_s,
+        link_source=link.source,
     )
 
 

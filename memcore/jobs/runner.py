@@ -109,9 +109,7 @@ class LightLane:
     the server be killed, by itself.
     """
 
-    def __init__(
-        self, limits: LaneLimits | None = None, *, extra_tasks: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, limits: LaneLimits | None = None, *, extra_tasks: Mapping[str, str] | None = None) -> None:
         self._limits = limits or LaneLimits()
         self._start_text = json.dumps(
             {

@@ -74,15 +74,13 @@ def allocate(payload: Payload) -> Payload:
 
 
 def reserve(payload: Payload) -> Payload:
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_NORESERVE
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     with mmap.mmap(-1, payload["num_bytes"], flags=flags, prot=mmap.PROT_READ) as reserved:
         return {"num_bytes": len(reserved)}
 
 
 def fail_to_allocate(payload: Payload) -> Payload:
-    raise RuntimeError(
-        "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte"
-    )
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 byte")
 
 
 def print_everywhere(payload: Payload) -> Payload:

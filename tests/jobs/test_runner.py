@@ -85,11 +85,12 @@ def pid_of(lane: LightLane) -> int:
 
 
 def is_running(pid: int) -> bool:
+    """Whether any thread is alive: the first can be a zombie while another still holds the files."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stats = [(thread / "stat").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()]
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/task").exists()
+    return any(stat.rpartition(")")[2].split()[0] not in "ZX" for stat in stats)
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float = 8.0) -> None:
@@ -501,9 +502,7 @@ SERVER = textwrap.dedent(
 
 
 def test_server_side_imports_nothing_heavy():
-    code = (
-        "import memcore.jobs, sys; print({'torch', 'transformers', 'streamlit', 'numpy'} & set(sys.modules))"
-    )
+    code = "import memcore.jobs, sys; print({'torch', 'transformers', 'streamlit', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
 

@@ -1,0 +1,247 @@
+"""The answer: terms laid over the moments of a step, the peak, and whether it fits.
+
+:func:`predict` is pure: it starts no process, reads no clock, and gives the same bytes for the same
+scenario and evidence. What it needs from outside (the inventory of an uploaded config) is fetched
+beforehand by :func:`evidence_for`.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from memcore.engines import ENGINE_TERMS, Inputs
+from memcore.errors import UserError
+from memcore.hardware import Accelerator, accelerator
+from memcore.i18n import gettext as _
+from memcore.models import Inventory, catalogue_inventory, catalogue_model, load_inventory
+from memcore.scenario import Model, Scenario
+from memcore.states import ModelStates, model_states
+from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline
+from memcore.units import GIB, MIB, round_up
+from memcore.zero import Accounting, Communication, HostMemory, account, communication, host_memory
+
+# Until published runs give a band (per engine and method), the verdict assumes this one and says so.
+ASSUMED_BAND_PERCENT = 10
+# PyTorch's caching allocator takes memory from the device in multiples of this for requests of 10 MiB and
+# more (torch 2.13, c10/cuda/CUDACachingAllocator.h, kRoundLarge).
+SEGMENT_BYTES = 2 * MIB
+# CUDA context and NCCL buffers, where no public log of this device gives them: between 0.3 and 1.5 GiB
+# in the logs of other devices.
+RUNTIME_BYTES = GIB
+
+
+class Verdict(StrEnum):
+    """Whether the run fits the card."""
+
+    FITS = "fits"
+    UNCERTAIN = "uncertain"
+    DOES_NOT_FIT = "does_not_fit"
+
+
+class Missing(StrEnum):
+    """What a budget leaves out, for the verdict to say so."""
+
+    ACTIVATIONS = "activations"
+    GATHERED_LAYERS = "gathered_layers"
+    ESTIMATOR_LAYER = "estimator_layer"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Evidence:
+    """What was found out about a scenario beyond its own fields, as plain data.
+
+    `inventory`: the counted parameters of an uploaded config. `config_defaults`: class defaults that
+    counting filled in, by dotted name. `quantised_as`: how the config's checkpoint is stored, if packed.
+    """
+
+    inventory: Inventory | None = None
+    config_defaults: Mapping[str, Any] | None = None
+    quantised_as: str | None = None
+
+
+FORMULAS = Evidence()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ladder:
+    """The figures that users confuse, apart, in bytes: what tensors take at the peak, what the allocator
+    has then reserved at the least, what nvidia-smi shows, and what the card can give."""
+
+    allocated: int
+    reserved: int
+    runtime: Term
+    usable: int
+
+    @property
+    def device(self) -> int:
+        """Reserved, and what lies outside the allocator: what nvidia-smi shows for the process."""
+        return self.reserved + self.runtime.largest
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Budget:
+    """The answer to a scenario, in bytes per GPU (the fullest rank).
+
+    `totals` are the sums of all terms, one for each moment of `timeline`; the peak is the largest of them.
+    """
+
+    scenario: Scenario
+    device: Accelerator
+    inventory: Inventory | None
+    states: ModelStates
+    timeline: Timeline
+    terms: tuple[Term, ...]
+    totals: tuple[int, ...]
+    static: Accounting
+    communication: Communication
+    host: HostMemory
+    ladder: Ladder
+    verdict: Verdict
+    missing: tuple[Missing, ...]
+    evidence: Evidence
+    band_percent: int = ASSUMED_BAND_PERCENT
+
+    @property
+    def peak_index(self) -> int:
+        """The moment of the peak; the first of equals."""
+        return self.totals.index(max(self.totals))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest sum of all terms at any moment."""
+        return max(self.totals)
+
+    @property
+    def binding_phase(self) -> Phase:
+        """The phase that the peak falls in."""
+        return self.timeline[self.peak_index].phase
+
+    def phase_peaks(self) -> dict[Phase, int]:
+        """For each phase, the index of the moment at which its sum is largest."""
+        best: dict[Phase, int] = {}
+        for index, moment in enumerate(self.timeline):
+            if moment.phase not in best or self.totals[index] > self.totals[best[moment.phase]]:
+                best[moment.phase] = index
+        return best
+
+    def at_peak(self) -> list[tuple[Term, int]]:
+        """Terms with their share of the peak, largest first, those with none left out."""
+        shares = [(term, term.at(self.peak_index)) for term in self.terms]
+        return sorted(((term, num) for term, num in shares if num), key=lambda pair: -pair[1])
+
+    def by_category(self, index: int) -> dict[Category, int]:
+        """Bytes by category at a moment, in the order of `Category`, empty ones left out."""
+        sums = dict.fromkeys(Category, 0)
+        for term in self.terms:
+            sums[term.category] += term.at(index)
+        return {category: total for category, total in sums.items() if total}
+
+
+def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
+    """The memory budget of one training run.
+
+    Raises UserError where the scenario's model is a config whose inventory is not in the evidence.
+    """
+    device = accelerator(scenario.hardware.gpu)
+    inventory = _inventory(scenario.model, evidence)
+    states = model_states(scenario, inventory.n_params if inventory else _bare_count(scenario.model), inventory)
+    timeline = step_timeline(len(inventory.layers) if inventory else 1)
+    inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
+    engine = scenario.parallelism.engine
+    terms = tuple(t for t in (*ENGINE_TERMS[engine](inputs), *_workspace(device)) if t.largest)
+    totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
+    ladder = _ladder(terms, totals, device)
+    return Budget(
+        scenario=scenario,
+        device=device,
+        inventory=inventory,
+        states=states,
+        timeline=timeline,
+        terms=terms,
+        totals=totals,
+        static=account(states.states, scenario.parallelism.stage, scenario.parallelism.dp_shard),
+        communication=communication(scenario, states, device),
+        host=host_memory(scenario, states),
+        ladder=ladder,
+        verdict=judge(ladder, ASSUMED_BAND_PERCENT),
+        missing=_missing(scenario, inventory),
+        evidence=evidence,
+    )
+
+
+def judge(ladder: Ladder, band_percent: int) -> Verdict:
+    """Fits where even the band's upper end fits, does not where even its lower end does not."""
+    band = ladder.allocated * band_percent // 100
+    if ladder.device + band <= ladder.usable:
+        return Verdict.FITS
+    return Verdict.UNCERTAIN if ladder.device - band <= ladder.usable else Verdict.DOES_NOT_FIT
+
+
+def _inventory(model: Model, evidence: Evidence) -> Inventory | None:
+    if model.name is not None:
+        return catalogue_inventory(model.name)
+    if model.config is None:
+        return None
+    if evidence.inventory is None:
+        raise UserError(_("The config's parameters have not been counted yet."), "model.config")
+    return evidence.inventory
+
+
+def _bare_count(model: Model) -> int:
+    count = model.n_params if model.name is None else catalogue_model(model.name).n_params
+    assert count is not None, "a model without shapes is a count"
+    return count
+
+
+def _workspace(device: Accelerator) -> list[Term]:
+    num_bytes = device.cublas_workspace_bytes
+    return [
+        Term(
+            name="cublas_workspace",
+            category=Category.WORKSPACE,
+            bytes_at=num_bytes,
+            formula=Formula(symbols="W", numbers=product(num_bytes)),
+            source="torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize",
+        )
+    ]
+
+
+def _ladder(terms: tuple[Term, ...], totals: tuple[int, ...], device: Accelerator) -> Ladder:
+    peak = totals.index(max(totals))
+    measured = device.runtime_outside_allocator_bytes
+    runtime = Term(
+        name="runtime",
+        category=Category.RUNTIME,
+        bytes_at=RUNTIME_BYTES if measured is None else measured,
+        formula=Formula(symbols="C", numbers=product(RUNTIME_BYTES if measured is None else measured)),
+        source=device.runtime_source or "assumed: 0.3 to 1.5 GiB in public logs of other devices",
+        evidence=EvidenceKind.FORMULA if measured is None else EvidenceKind.MEASURED,
+    )
+    return Ladder(
+        allocated=totals[peak],
+        reserved=sum(round_up(term.at(peak), SEGMENT_BYTES) for term in terms),
+        runtime=runtime,
+        usable=device.usable_bytes,
+    )
+
+
+def _missing(scenario: Scenario, inventory: Inventory | None) -> tuple[Missing, ...]:
+    missing = [Missing.ACTIVATIONS]
+    divided = scenario.parallelism.stage == 3 and scenario.parallelism.dp_shard > 1
+    if inventory is None and divided:
+        missing.append(Missing.GATHERED_LAYERS)
+    return tuple(missing)
+
+
+def evidence_for(scenario: Scenario, count: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Evidence:
+    """Fetch what :func:`predict` needs. `count` counts a config, in a worker process, and raises UserError
+    for one that cannot be counted; it is called only for a scenario with a config."""
+    if scenario.model.config is None:
+        return FORMULAS
+    counted = count(scenario.model.config)
+    return Evidence(
+        inventory=load_inventory(counted["inventory"]),
+        config_defaults=counted["defaults"],
+        quantised_as=counted["quantised_as"],
+    )

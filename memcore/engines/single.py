@@ -1,0 +1,13 @@
+"""One GPU, no engine: everything is whole, gradients live from the backward to the end of the step."""
+
+from memcore.engines.base import Inputs, foreach_temporary, growing_gradients, resident
+from memcore.terms import Category, Term
+
+
+def terms(inputs: Inputs) -> list[Term]:
+    """The terms of a plain training loop on one GPU."""
+    states = inputs.states
+    kept = [resident(inputs, state) for state in states.of(Category.WEIGHTS, Category.OPTIMIZER)]
+    gradients = [growing_gradients(inputs, state, state.total_bytes) for state in states.of(Category.GRADIENTS)]
+    state_bytes = states.trained_as.state_dtype.size
+    return [*kept, *gradients, *foreach_temporary(inputs, states.trained, state_bytes)]

@@ -1,0 +1,242 @@
+"""The answer in words: labels, verdict, assumptions and how each figure comes about, from the budget's own
+numbers, in the current language."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memcore.budget import Budget, Missing, Verdict
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.i18n import gettext as _
+from memcore.i18n import mark
+from memcore.optimizers import OPTIMIZERS
+from memcore.scenario import Device, Method, Scenario
+from memcore.terms import Category, EvidenceKind, Phase, Term
+from memcore.units import ByteUnit, format_bytes, format_count
+
+CATEGORY_LABELS = {
+    Category.WEIGHTS: mark("Weights"),
+    Category.GRADIENTS: mark("Gradients"),
+    Category.OPTIMIZER: mark("Optimizer"),
+    Category.COMMUNICATION: mark("Communication"),
+    Category.ACTIVATIONS: mark("Activations"),
+    Category.LOSS: mark("Loss"),
+    Category.WORKSPACE: mark("Workspace"),
+    Category.RUNTIME: mark("Outside the allocator"),
+}
+PHASE_LABELS = {
+    Phase.INIT: mark("after initialisation"),
+    Phase.FORWARD: mark("forward"),
+    Phase.LOSS: mark("loss"),
+    Phase.BACKWARD: mark("backward"),
+    Phase.OPTIMIZER: mark("optimizer step"),
+    Phase.IDLE: mark("between steps"),
+}
+VERDICT_LABELS = {
+    Verdict.FITS: mark("Fits"),
+    Verdict.UNCERTAIN: mark("Tight"),
+    Verdict.DOES_NOT_FIT: mark("Does not fit"),
+}
+EVIDENCE_LABELS = {
+    EvidenceKind.FORMULA: mark("formula"),
+    EvidenceKind.TRACE: mark("trace"),
+    EvidenceKind.MEASURED: mark("measured"),
+}
+METHOD_LABELS = {Method.FULL: mark("full training"), Method.LORA: "LoRA", Method.QLORA: "QLoRA"}
+MISSING_LABELS = {
+    Missing.ACTIVATIONS: mark("activations and loss"),
+    Missing.GATHERED_LAYERS: mark("gathered layers"),
+}
+
+# What each term is, and what makes it smaller. One entry for every name an engine or the states use; a
+# test holds the two together.
+TERM_LABELS = {
+    "weights": mark("Weights"),
+    "frozen_weights": mark("Frozen weights"),
+    "quantised_weights": mark("4-bit weights with their scales"),
+    "adapter_weights": mark("Adapter weights"),
+    "secondary_weights": mark("Secondary weight copy (hpZ)"),
+    "gradients": mark("Gradients"),
+    "fp32_gradients": mark("FP32 gradients"),
+    "gradient_slice": mark("This rank's gradient slice"),
+    "master_weights": mark("FP32 master weights"),
+    "momentum": mark("Momentum"),
+    "variance": mark("Variance"),
+    "factored_variance": mark("Factored variance"),
+    "foreach_temporary": mark("Temporary of the foreach step"),
+    "step_gradient_copies": mark("Gradient copies for the step"),
+    "slice_padding": mark("Padding of the slices"),
+    "reduce_bucket": mark("Reduce bucket"),
+    "ddp_buckets": mark("DDP gradient buckets"),
+    "gathered_parameters": mark("Gathered parameters"),
+    "reduced_gradients": mark("Whole gradients of one layer"),
+    "cublas_workspace": mark("cuBLAS workspace"),
+    "runtime": mark("CUDA context and NCCL"),
+}
+TERM_REMEDIES = {
+    "weights": mark("Divide them with ZeRO stage 3 or FSDP2, or train adapters on a 4-bit base (QLoRA)."),
+    "frozen_weights": mark("Store them in 4 bits (QLoRA), or divide them with ZeRO stage 3 or FSDP2."),
+    "quantised_weights": mark("Divide them with ZeRO stage 3 or FSDP2."),
+    "adapter_weights": mark("Lower the rank or name fewer target modules."),
+    "secondary_weights": mark("Raise zero_hpz_partition_size to the GPUs of a node, or set it to 1."),
+    "gradients": mark("Divide them with ZeRO stage 2 or FSDP2."),
+    "fp32_gradients": mark("Accumulate in BF16, or divide them with ZeRO stage 2."),
+    "gradient_slice": mark("Share among more GPUs."),
+    "master_weights": mark("Divide them with ZeRO stage 1 or above, share among more GPUs, or offload the optimizer."),
+    "momentum": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose an optimizer without it."),
+    "variance": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose Adafactor, Lion or SGD."),
+    "factored_variance": mark("It is small already."),
+    "foreach_temporary": mark("Choose the fused implementation: it makes none."),
+    "step_gradient_copies": mark("Share among more GPUs; at ZeRO stage 3 lower sub_group_size."),
+    "slice_padding": mark("Choose a number of GPUs that divides the parameters."),
+    "reduce_bucket": mark("Lower reduce_bucket_size; each element costs the gradient's bytes."),
+    "ddp_buckets": mark("Set gradient_as_bucket_view=True, which makes the gradients views of the buckets."),
+    "gathered_parameters": mark("Lower stage3_max_live_parameters and stage3_max_reuse_distance together."),
+    "reduced_gradients": mark("Wrap smaller units."),
+    "cublas_workspace": mark("Set CUBLAS_WORKSPACE_CONFIG to a smaller one; it may cost speed."),
+    "runtime": mark("It cannot be avoided."),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Explanation:
+    """How a figure comes about: formula in LaTeX, the user's numbers in it, the result, the source."""
+
+    label: str
+    symbols: str
+    numbers: str
+    result: str
+    evidence: str
+    source: str
+
+
+def term_label(name: str) -> str:
+    """A term's name in the current language."""
+    return _(TERM_LABELS[name])
+
+
+def remedy(term: Term) -> str:
+    """What would make the term smaller, in one sentence."""
+    return _(TERM_REMEDIES[term.name])
+
+
+def explain_term(term: Term, unit: ByteUnit) -> Explanation:
+    """How the term's largest value comes about."""
+    return Explanation(
+        label=term_label(term.name),
+        symbols=term.formula.symbols,
+        numbers=term.formula.numbers,
+        result=format_bytes(term.largest, unit),
+        evidence=_(EVIDENCE_LABELS[term.evidence]),
+        source=term.source,
+    )
+
+
+def headroom(budget: Budget) -> int:
+    """Bytes of the card's usable memory that are left at the peak; below 0 where it does not fit."""
+    return budget.ladder.usable - budget.ladder.device
+
+
+def is_states_only(budget: Budget) -> bool:
+    """Whether activations are not part of the budget."""
+    return Missing.ACTIVATIONS in budget.missing
+
+
+def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
+    """The verdict in words: what is needed, what there is, and which phase binds."""
+    sentences: dict[Verdict, Callable[[], str]] = {
+        Verdict.FITS: lambda: _(
+            "Fits: the peak needs {need} of the {usable} that a {gpu} can give. The {phase} binds."
+        ),
+        Verdict.UNCERTAIN: lambda: _(
+            "Tight: the peak needs {need} of the {usable} that a {gpu} can give, within the {band}% error band. "
+            "The {phase} binds."
+        ),
+        Verdict.DOES_NOT_FIT: lambda: _(
+            "Does not fit: the peak needs {need}, and a {gpu} can give {usable}. The {phase} binds."
+        ),
+    }
+    sentence = sentences[budget.verdict]().format(
+        need=format_bytes(budget.ladder.device, unit),
+        usable=format_bytes(budget.ladder.usable, unit),
+        gpu=budget.scenario.hardware.gpu,
+        phase=_(PHASE_LABELS[budget.binding_phase]),
+        band=budget.band_percent,
+    )
+    return " ".join([sentence, *_binding_reason(budget, unit), *missing_sentences(budget, unit)])
+
+
+def _binding_reason(budget: Budget, unit: ByteUnit) -> list[str]:
+    """Why that phase: the term that is larger there than between steps, where one stands out."""
+    idle = len(budget.timeline) - 1
+    grown = [(term.at(budget.peak_index) - term.at(idle), term) for term in budget.terms]
+    most, term = max(grown, key=lambda pair: pair[0])
+    if most * 20 < budget.peak_bytes:
+        return []
+    reason = _("What is there only then: {term}, {size}.")
+    return [reason.format(term=term_label(term.name), size=format_bytes(most, unit))]
+
+
+def missing_sentences(budget: Budget, unit: ByteUnit) -> list[str]:
+    """What the budget leaves out, and what is left for it."""
+    if not budget.missing:
+        return []
+    parts = ", ".join(_(MISSING_LABELS[part]) for part in budget.missing)
+    left = headroom(budget)
+    if left < 0:
+        return [_("Not counted: {parts}; they come on top.").format(parts=parts)]
+    return [_("Not counted: {parts}; {left} is left for them.").format(parts=parts, left=format_bytes(left, unit))]
+
+
+def assumptions(budget: Budget, unit: ByteUnit) -> str:
+    """One line with all that the figures rest on, so that a screenshot carries its own context."""
+    scenario = budget.scenario
+    parts = [
+        model_name(budget),
+        _(METHOD_LABELS[scenario.recipe.method]),
+        budget.states.precision.label,
+        _optimizer_name(scenario),
+        _engine_name(scenario),
+        f"{scenario.hardware.gpus} × {budget.device.label}",
+        _("per-GPU figures in {unit}").format(unit=_UNIT_NAMES[unit]),
+        _("error band {band}% (assumed)").format(band=budget.band_percent),
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+_UNIT_NAMES = {ByteUnit.GB: "GB (1e9 bytes)", ByteUnit.GIB: "GiB (2^30 bytes)"}
+
+
+def model_name(budget: Budget) -> str:
+    """The model as people call it, with its parameter count."""
+    model, count = budget.scenario.model, format_count(budget.states.n_params)
+    if model.name is not None:
+        return f"{model.name} ({count})"
+    if model.config is not None:
+        return _("uploaded {kind} config ({count})").format(kind=model.config["model_type"], count=count)
+    return _("{count} parameters").format(count=count)
+
+
+def _optimizer_name(scenario: Scenario) -> str:
+    optimizer = scenario.recipe.optimizer
+    label = OPTIMIZERS[optimizer.name].label
+    return " ".join(
+        part
+        for part in (_("paged") if optimizer.paged else "", _("8-bit") if optimizer.bits == 8 else "", label)
+        if part
+    )
+
+
+def _engine_name(scenario: Scenario) -> str:
+    parallelism = scenario.parallelism
+    parts = [_("single GPU") if parallelism.engine is EngineName.SINGLE else ENGINE_OPTIONS[parallelism.engine].label]
+    if parallelism.zero_stage is not None:
+        parts.append(f"ZeRO-{parallelism.zero_stage}")
+    if parallelism.dp_replicate > 1 and parallelism.dp_shard > 1:
+        parts.append(f"HSDP {parallelism.dp_replicate} × {parallelism.dp_shard}")
+    for device, what in (
+        (scenario.offload.optimizer, _("optimizer on")),
+        (scenario.offload.parameters, _("weights on")),
+    ):
+        if device is not Device.NONE:
+            parts.append(f"{what} {device.value}")
+    return " ".join(parts)
