@@ -41,6 +41,10 @@ def check_config(config: Mapping[str, Any]) -> None:
             raise UserError(_("The config asks for remote code (auto_map), which is never run."), "model.config")
         message = _("model.config.model_type is {value}; it must be the text that transformers knows the model by.")
         raise UserError(message.format(value=_shown(model_type)), "model.config.model_type")
+    quantization = config.get("quantization_config")
+    if quantization is not None and not isinstance(quantization, Mapping):
+        message = _("model.config.quantization_config is {value}; it must be an object with quant_method.")
+        raise UserError(message.format(value=_shown(quantization)), "model.config.quantization_config")
     _check_entries(config, "model.config", MAX_DEPTH, [MAX_ENTRIES])
 
 

@@ -91,7 +91,7 @@ def _load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
 
 
 def _cannot_build(model_type: str, error: Exception) -> UserError:
-    reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)[:200]
+    reason = " ".join(str(error).split())[:300] or type(error).__name__
     message = _("transformers cannot build a {name} model from this config: {reason}")
     return UserError(message.format(name=model_type, reason=reason), "model.config")
 

@@ -10,8 +10,10 @@ from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Device, Method, Scenario
+from memcore.states import State
 from memcore.terms import Category, EvidenceKind, Phase, Term
 from memcore.units import ByteUnit, format_bytes, format_count
+from memcore.zero import share, share_formula
 
 CATEGORY_LABELS = {
     Category.WEIGHTS: mark("Weights"),
@@ -131,6 +133,19 @@ def explain_term(term: Term, unit: ByteUnit) -> Explanation:
     )
 
 
+def explain_share(state: State, stage: int, ranks: int, unit: ByteUnit) -> Explanation:
+    """How one GPU's share of a state comes about; stage 0 or one rank is the whole of it."""
+    formula = share_formula(state, stage, ranks)
+    return Explanation(
+        label=term_label(state.name),
+        symbols=formula.symbols,
+        numbers=formula.numbers,
+        result=format_bytes(share(state, stage, ranks), unit),
+        evidence=_(EVIDENCE_LABELS[EvidenceKind.FORMULA]),
+        source=state.source,
+    )
+
+
 def headroom(budget: Budget) -> int:
     """Bytes of the card's usable memory that are left at the peak; below 0 where it does not fit."""
     return budget.ladder.usable - budget.ladder.device
@@ -144,15 +159,13 @@ def is_states_only(budget: Budget) -> bool:
 def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
     """The verdict in words: what is needed, what there is, and which phase binds."""
     sentences: dict[Verdict, Callable[[], str]] = {
-        Verdict.FITS: lambda: _(
-            "Fits: the peak needs {need} of the {usable} that a {gpu} can give. The {phase} binds."
-        ),
+        Verdict.FITS: lambda: _("Fits: the peak needs {need} of the {usable} usable on the {gpu}. The {phase} binds."),
         Verdict.UNCERTAIN: lambda: _(
-            "Tight: the peak needs {need} of the {usable} that a {gpu} can give, within the {band}% error band. "
+            "Tight: the peak needs {need} of the {usable} usable on the {gpu}, within the {band}% error band. "
             "The {phase} binds."
         ),
         Verdict.DOES_NOT_FIT: lambda: _(
-            "Does not fit: the peak needs {need}, and a {gpu} can give {usable}. The {phase} binds."
+            "Does not fit: the peak needs {need}, and {usable} is usable on the {gpu}. The {phase} binds."
         ),
     }
     sentence = sentences[budget.verdict]().format(
@@ -233,10 +246,11 @@ def _engine_name(scenario: Scenario) -> str:
         parts.append(f"ZeRO-{parallelism.zero_stage}")
     if parallelism.dp_replicate > 1 and parallelism.dp_shard > 1:
         parts.append(f"HSDP {parallelism.dp_replicate} × {parallelism.dp_shard}")
+    staged = len(parts)
     for device, what in (
         (scenario.offload.optimizer, _("optimizer on")),
         (scenario.offload.parameters, _("weights on")),
     ):
         if device is not Device.NONE:
             parts.append(f"{what} {device.value}")
-    return " ".join(parts)
+    return ", ".join([" ".join(parts[:staged]), *parts[staged:]])

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 
-LANGUAGES = {"en": "English", "zh": "中文"}
+LANGUAGES = {"en": "EN", "zh": "中文"}
 
 _LOCALES = Path(__file__).parent / "locale"
 _language: ContextVar[str] = ContextVar("memcore_language", default="en")

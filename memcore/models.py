@@ -12,7 +12,6 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import cache
 from importlib import resources
-from itertools import groupby
 from math import prod
 from typing import Any
 
@@ -174,9 +173,11 @@ def dump_inventory(inventory: Inventory) -> dict[str, Any]:
     for block in inventory.blocks:
         kinds.setdefault(block.tensors, len(kinds))
     runs: list[list[Any]] = []
-    for _key, group in groupby(inventory.blocks, key=lambda b: (kinds[b.tensors], b.name.rstrip("0123456789"))):
-        run = list(group)
-        runs.append([kinds[run[0].tensors], run[0].name, run[0].layer, len(run)])
+    for block in inventory.blocks:
+        if runs and _continues(runs[-1], kinds[block.tensors], block):
+            runs[-1][3] += 1
+        else:
+            runs.append([kinds[block.tensors], block.name, block.layer, 1])
     return {
         "model_class": inventory.model_class,
         "tied": inventory.tied,
@@ -187,6 +188,20 @@ def dump_inventory(inventory: Inventory) -> dict[str, Any]:
         ],
         "blocks": runs,
     }
+
+
+def _run_member(name: str, layer: int | None, offset: int) -> tuple[str, int | None]:
+    """Name and layer of the block that is `offset` places after a run's first."""
+    if offset == 0:
+        return name, layer
+    stem = name.rstrip("0123456789")
+    return f"{stem}{int(name[len(stem) :]) + offset}", None if layer is None else layer + offset
+
+
+def _continues(run: Sequence[Any], kind: int, block: Block) -> bool:
+    """Whether the block is the next of a run: the same kind, and one more in name and layer."""
+    run_kind, name, layer, count = run
+    return kind == run_kind and name[-1:].isdigit() and _run_member(name, layer, count) == (block.name, block.layer)
 
 
 def load_inventory(data: Mapping[str, Any]) -> Inventory:
@@ -207,11 +222,8 @@ def load_inventory(data: Mapping[str, Any]) -> Inventory:
     ]
     blocks: list[Block] = []
     for kind, name, layer, count in data["blocks"]:
-        stem = name.rstrip("0123456789")
-        first = int(name[len(stem) :] or 0)
         for offset in range(count):
-            full = f"{stem}{first + offset}" if count > 1 or stem != name else name
-            at = None if layer is None else layer + offset
+            full, at = _run_member(name, layer, offset)
             blocks.append(Block(name=full, tensors=kinds[kind], layer=at))
     return Inventory(
         model_class=data["model_class"],

@@ -82,8 +82,9 @@ def _factors(shape: tuple[int, ...]) -> int:
 
 
 def _muon(tensors: Tensors, elements: int, _flat: bool) -> list[Moment]:
-    """One momentum for hidden matrices; embeddings, head and vectors keep AdamW's two."""
-    hidden = sum(t.numel for t in tensors if len(t.shape) >= 2 and t.role not in (Role.EMBEDDING, Role.HEAD))
+    """One momentum for hidden matrices; embeddings, head, vectors and experts stacked in three dimensions,
+    which torch's Muon refuses, keep AdamW's two."""
+    hidden = sum(t.numel for t in tensors if len(t.shape) == 2 and t.role not in (Role.EMBEDDING, Role.HEAD))
     return [Moment(name="momentum", elements=elements), Moment(name="variance", elements=elements - hidden)]
 
 

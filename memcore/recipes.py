@@ -184,12 +184,19 @@ class OtherTool:
     """What another tool answers for N data-parallel ranks, as a function of the stage.
 
     `per_parameter(stage, ranks)`: bytes per parameter, None where the tool has no such stage.
+    `fixed_bytes(stage, ranks)`: what it adds whatever the model's size.
     """
 
     label: str
     per_parameter: Callable[[int, int], float | None]
     why: str
     source: str
+    fixed_bytes: Callable[[int, int], int] = lambda stage, ranks: 0
+
+    def bytes_per_gpu(self, n_params: int, stage: int, ranks: int) -> float | None:
+        """The tool's answer for a model of `n_params` parameters; None where it has no such stage."""
+        each = self.per_parameter(stage, ranks)
+        return None if each is None else each * n_params + self.fixed_bytes(stage, ranks)
 
 
 def _by_stage(*formulas: Callable[[int], float] | None) -> Callable[[int, int], float | None]:
@@ -198,6 +205,13 @@ def _by_stage(*formulas: Callable[[int], float] | None) -> Callable[[int, int], 
         return None if formula is None else formula(ranks)
 
     return answer
+
+
+def _eleuther_buffers(stage: int, ranks: int) -> int:
+    """One all-gather bucket of 5e8 16-bit values from stage 1 on; at stage 3 also 1e9 live parameters."""
+    if ranks == 1:
+        return 0
+    return (0, 1_000_000_000, 1_000_000_000, 3_000_000_000)[stage]
 
 
 OTHER_TOOLS = (
@@ -230,6 +244,13 @@ OTHER_TOOLS = (
         per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, lambda n: 2 + 16 / n, lambda n: 18 / n),
         why="FP32 gradients",
         source="llm-analysis, llm_analysis/analysis.py, get_memory_optimizer_state_and_gradient_per_layer",
+    ),
+    OtherTool(
+        label="EleutherAI calc_transformer_mem",
+        per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, lambda n: 2 + 16 / n, lambda n: 18 / n),
+        fixed_bytes=_eleuther_buffers,
+        why="FP32 gradients, one all-gather bucket, max_live_parameters counted as resident",
+        source="EleutherAI/cookbook, calc/calc_transformer_mem.py, calc_mem",
     ),
     OtherTool(
         label="PyTorch FSDP2, FP32 shards",

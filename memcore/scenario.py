@@ -306,8 +306,8 @@ def _filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) 
     if filled.get("engine") is None:
         staged = filled.get("zero_stage") is not None or config is not None
         filled["engine"] = EngineName.DEEPSPEED if staged else EngineName.DDP if several else EngineName.SINGLE
-    if filled["engine"] not in set(EngineName):
-        return filled
+    if not isinstance(filled["engine"], str) or filled["engine"] not in set(EngineName):
+        return filled  # the field's own refusal names it
     options = ENGINE_OPTIONS[EngineName(filled["engine"])]
     if options.stages and filled.get("zero_stage") is None:
         zero = config.get("zero_optimization", {}) if isinstance(config, Mapping) else None
@@ -471,8 +471,14 @@ def decode_json(text: str | bytes, limit: int = MAX_SCENARIO_CHARS) -> Any:
     def no_constant(name: str) -> None:
         raise ValueError(name)
 
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):
+            raise ValueError(digits)
+        return number
+
     try:
-        return json.loads(text, parse_constant=no_constant)
+        return json.loads(text, parse_constant=no_constant, parse_float=finite)
     except (ValueError, RecursionError) as error:
         where = f" ({error.msg}, line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(_("This is not JSON{where}.").format(where=where)) from None

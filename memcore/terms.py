@@ -44,7 +44,8 @@ class Phase(StrEnum):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
     """One moment of a step. `segment` is the layer's index, or "reduce" where gradients are reduced
-    at the end of the backward, or None where the phase has one moment only."""
+    at the end of the backward, or "gradients" where the optimizer step readies them before its update,
+    else None."""
 
     phase: Phase
     segment: int | str | None = None
@@ -62,7 +63,8 @@ def step_timeline(num_layers: int) -> Timeline:
     """The moments of one step of a model with `num_layers` layers.
 
     A model that is only a parameter count has one segment. The backward visits the layers from the
-    last to the first, then reduces what gradients are still to be reduced.
+    last to the first, then reduces what gradients are still to be reduced. The optimizer step first
+    readies the gradients (an engine may cast or flatten them), then updates.
     """
     segments = range(max(num_layers, 1))
     return (
@@ -71,6 +73,7 @@ def step_timeline(num_layers: int) -> Timeline:
         Moment(phase=Phase.LOSS),
         *(Moment(phase=Phase.BACKWARD, segment=i) for i in reversed(segments)),
         Moment(phase=Phase.BACKWARD, segment="reduce"),
+        Moment(phase=Phase.OPTIMIZER, segment="gradients"),
         Moment(phase=Phase.OPTIMIZER),
         Moment(phase=Phase.IDLE),
     )

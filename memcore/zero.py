@@ -12,7 +12,7 @@ from memcore.engine_options import EngineName
 from memcore.hardware import NETWORK_BYTES_PER_S, NETWORK_SOURCE, Accelerator
 from memcore.scenario import Device, Parallelism, Scenario
 from memcore.states import ModelStates, State
-from memcore.terms import Category
+from memcore.terms import Category, Formula
 from memcore.units import ceil_div
 
 STAGES = (0, 1, 2, 3)
@@ -32,6 +32,16 @@ def share(state: State, stage: int, ranks: int) -> int:
     if state.element_bytes is not None:
         return ceil_div(state.elements, ranks) * state.element_bytes
     return ceil_div(state.total_bytes, ranks)
+
+
+def share_formula(state: State, stage: int, ranks: int) -> Formula:
+    """The formula of :func:`share`: the state's own, divided by the ranks where it is."""
+    if stage < state.divided_from or ranks == 1:
+        return state.formula
+    if state.element_bytes is None:
+        return Formula(symbols=rf"({state.formula.symbols}) / N", numbers=f"({state.formula.numbers}) / {ranks:,}")
+    rounded = f"⌈{state.elements:,} / {ranks:,}⌉"
+    return Formula(symbols=rf"{state.formula.symbols} / N", numbers=f"{state.element_bytes} × {rounded}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +124,8 @@ def host_memory(scenario: Scenario, states: ModelStates) -> HostMemory:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collective:
     """One kind of communication in a step. `elements` values of `element_bytes` are moved `times` times
-    among `ranks` GPUs; `bytes_per_gpu` is what a ring sends from each: (ranks - 1) / ranks of them."""
+    among `ranks` GPUs; `bytes_per_gpu` is what a ring sends from each: (ranks - 1) / ranks of them.
+    `link_bytes_per_s` is the slowest link that these GPUs cross."""
 
     name: str
     elements: int
@@ -122,6 +133,7 @@ class Collective:
     times: int
     ranks: int
     spans_nodes: bool
+    link_bytes_per_s: int
 
     @property
     def bytes_per_gpu(self) -> int:
@@ -131,7 +143,10 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Communication:
-    """All communication of one step. `volume_in_parameters` is the paper's count, in units of Psi."""
+    """All communication of one step. `volume_in_parameters` is the paper's count, in units of Psi.
+
+    The link is the slowest that any of the collectives crosses.
+    """
 
     collectives: tuple[Collective, ...]
     link_name: str
@@ -145,8 +160,8 @@ class Communication:
 
     @property
     def seconds(self) -> float:
-        """Time on the slowest link that the group crosses, at its full rate, nothing hidden."""
-        return self.bytes_per_gpu / self.link_bytes_per_s
+        """Time with each collective on its own slowest link, at its full rate, nothing hidden."""
+        return sum(collective.bytes_per_gpu / collective.link_bytes_per_s for collective in self.collectives)
 
     def volume_in_parameters(self, n_params: int) -> float:
         """Values moved per GPU and step, in multiples of the model's parameters: 2 or 3 in the paper."""
@@ -160,15 +175,17 @@ def communication(
 
     Stages 0 and 1 reduce gradients once per step; from stage 2 on, each micro-step does. Stage 3 gathers
     the weights for each micro-step's forward and backward; stages 1 and 2 gather them once, after the
-    update. An all-reduce counts as a reduce-scatter and an all-gather.
+    update. An all-reduce counts as a reduce-scatter and an all-gather. Ranks that share lie beside each
+    other, so a group no larger than a node stays within it; its replicas lie across.
     """
     parallelism = scenario.parallelism
     stage = parallelism.stage if stage is None else stage
     ranks, replicas = _group(parallelism, stage)
     micro_steps = scenario.workload.grad_accum
-    spans = ranks * replicas > scenario.hardware.gpus_per_node
+    within, link = scenario.hardware.gpus_per_node, device.link
 
-    def moved(name: str, elements: int, element_bytes: int, times: int, size: int) -> Collective:
+    def moved(name: str, elements: int, element_bytes: int, times: int, size: int, stride: int = 1) -> Collective:
+        spans = size * stride > within
         return Collective(
             name=name,
             elements=elements,
@@ -176,6 +193,7 @@ def communication(
             times=times,
             ranks=size,
             spans_nodes=spans,
+            link_bytes_per_s=NETWORK_BYTES_PER_S if spans else link.bytes_per_s,
         )
 
     reduce_bytes = states.trained_as.reduce_dtype.size
@@ -190,9 +208,8 @@ def communication(
         collectives.append(moved("all_gather", states.trained, weight_bytes, 1, ranks))
     if replicas > 1:
         slice_elements = ceil_div(states.trained, ranks)
-        collectives.append(moved("all_reduce", slice_elements, reduce_bytes, 2 * reductions, replicas))
-    link = device.link
-    if spans:
+        collectives.append(moved("all_reduce", slice_elements, reduce_bytes, 2 * reductions, replicas, stride=ranks))
+    if ranks * replicas > within:
         return Communication(
             collectives=tuple(collectives),
             link_name="network",

@@ -1,5 +1,6 @@
 """What every engine is given, and the terms that several of them share."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memcore.engine_options import ENGINE_OPTIONS
@@ -7,8 +8,8 @@ from memcore.models import Inventory
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Scenario
 from memcore.states import ModelStates, State
-from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, in_phases, product
-from memcore.zero import share
+from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, product
+from memcore.zero import share, share_formula
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +47,6 @@ class Inputs:
         return optimizer.implementation or ENGINE_OPTIONS[self.scenario.parallelism.engine].default_implementation
 
 
-def shared_formula(state: State, stage: int, ranks: int) -> Formula:
-    """The state's formula with the division by the ranks, where there is one."""
-    if stage < state.divided_from or ranks == 1:
-        return state.formula
-    if state.element_bytes is None:
-        return Formula(symbols=rf"({state.formula.symbols}) / N", numbers=f"({state.formula.numbers}) / {ranks:,}")
-    rounded = f"⌈{state.elements:,} / {ranks:,}⌉"
-    return Formula(symbols=rf"{state.formula.symbols} / N", numbers=f"{state.element_bytes} × {rounded}")
-
-
 def resident(inputs: Inputs, state: State, bytes_per_rank: int | None = None) -> Term:
     """A state that is there during the whole step, less what is paged out of the allocator's sight."""
     whole = share(state, inputs.stage, inputs.ranks) if bytes_per_rank is None else bytes_per_rank
@@ -64,7 +55,7 @@ def resident(inputs: Inputs, state: State, bytes_per_rank: int | None = None) ->
         name=state.name,
         category=state.category,
         bytes_at=whole - paged,
-        formula=shared_formula(state, inputs.stage, inputs.ranks),
+        formula=share_formula(state, inputs.stage, inputs.ranks),
         source=state.source,
     )
 
@@ -95,8 +86,17 @@ def backward_share(inputs: Inputs) -> dict[int, int]:
     return alive
 
 
-def growing_gradients(inputs: Inputs, state: State, bytes_per_rank: int, until_idle: bool = True) -> Term:
+def is_update(moment: Moment) -> bool:
+    """Whether it is the optimizer's update itself, after the gradients were readied for it."""
+    return moment.phase is Phase.OPTIMIZER and moment.segment is None
+
+
+def growing_gradients(
+    inputs: Inputs, state: State, bytes_per_rank: int, gone_at: Callable[[Moment], bool] = lambda moment: False
+) -> Term:  # fmt: skip
     """Whole gradients: they grow through the backward, stay for the optimizer, and are freed after it.
+
+    `gone_at`: the moments of the step at which an engine has put its own in their place.
 
     With gradient accumulation they are alive from the second micro-step's forward on. Freed means
     ``zero_grad(set_to_none=True)``, the default of torch and of Hugging Face's Trainer.
@@ -111,7 +111,7 @@ def growing_gradients(inputs: Inputs, state: State, bytes_per_rank: int, until_i
             return bytes_per_rank if inputs.accumulates else 0
         if moment.phase is Phase.BACKWARD and not inputs.accumulates and isinstance(moment.segment, int) and alive:
             return min(round(alive[moment.segment] * per_parameter), bytes_per_rank)
-        if moment.phase is Phase.OPTIMIZER and not until_idle:
+        if gone_at(moment):
             return 0
         return bytes_per_rank
 
@@ -136,7 +136,7 @@ def foreach_temporary(inputs: Inputs, values: int, state_bytes: int) -> list[Ter
         Term(
             name="foreach_temporary",
             category=Category.OPTIMIZER,
-            bytes_at=in_phases(inputs.timeline, values * state_bytes, Phase.OPTIMIZER),
+            bytes_at=during(inputs.timeline, lambda m: values * state_bytes if is_update(m) else 0),
             formula=Formula(symbols=rf"{state_bytes}\,\Psi_t / N", numbers=product(state_bytes, values)),
             source="torch 2.13, optim/adam.py, _multi_tensor_adam: torch._foreach_sqrt(device_exp_avg_sqs)",
         )

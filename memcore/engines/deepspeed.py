@@ -3,13 +3,14 @@
 Read from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py,
 fp16/fused_optimizer.py. Symbols: Psi parameters, N ranks, B reduce_bucket_size (elements),
 G sub_group_size, L and P stage 3's max_live_parameters and prefetch_bucket_size. Figures that it was
-held against: 2 ranks, 33.6M parameters (B per parameter): ZeRO-2 step 12.0, ZeRO-1 backward 11.1, ZeRO-3
-step 8.8, ZeRO-0 resident 14, backward 18, step 24.
+held against (tests/test_engines.py): 2 ranks, 33.6M parameters (B per parameter): ZeRO-2 step 12.0, ZeRO-1
+backward 11.1, ZeRO-3 step 8.8, ZeRO-0 resident 14, backward 18, step 24.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from memcore.engines.base import Inputs, foreach_temporary, growing_gradients, resident
+from memcore.engines.base import Inputs, foreach_temporary, growing_gradients, is_update, resident
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, in_phases, product
@@ -98,17 +99,19 @@ def _fp32_accumulation(plan: _Plan) -> State | None:
     return gradients[1] if len(gradients) > 1 else None
 
 
-def _alive_gradients(inputs: Inputs) -> tuple[Phase, ...]:
-    """Phases through which a reduced slice of the gradients lives, until the step has used it."""
-    alive = (Phase.BACKWARD, Phase.OPTIMIZER)
-    return (Phase.FORWARD, Phase.LOSS, *alive) if inputs.accumulates else alive
+def _alive_gradients(inputs: Inputs, moment: Moment) -> bool:
+    """Whether a reduced slice of the gradients is alive: until the step has cast it, if it must."""
+    if moment.phase in (Phase.FORWARD, Phase.LOSS):
+        return inputs.accumulates
+    return moment.phase is Phase.BACKWARD or (moment.phase is Phase.OPTIMIZER and not is_update(moment))
 
 
-def _slice_term(plan: _Plan, name: str, width: int, phases: tuple[Phase, ...], source: str) -> Term:
+def _slice_term(plan: _Plan, width: int, alive: Callable[[Moment], bool], source: str) -> Term:
+    num_bytes = width * plan.slice_elements
     return Term(
-        name=name,
+        name="gradient_slice",
         category=Category.GRADIENTS,
-        bytes_at=in_phases(plan.inputs.timeline, width * plan.slice_elements, *phases),
+        bytes_at=during(plan.inputs.timeline, lambda moment: num_bytes if alive(moment) else 0),
         formula=Formula(symbols=rf"{width}\,\Psi / N", numbers=product(width, plan.slice_elements)),
         source=source,
     )
@@ -133,7 +136,7 @@ def _stage_0(plan: _Plan) -> list[Term]:
     inputs, state, trained = plan.inputs, _gradient_state(plan), plan.inputs.states.trained
     flattened = min(trained, plan.config.reduce_bucket_size)
     mixed = inputs.states.trained_as.master_dtype is not None
-    found = [growing_gradients(inputs, state, state.total_bytes)]
+    found = [growing_gradients(inputs, state, state.total_bytes, gone_at=lambda m: mixed and is_update(m))]
     if inputs.ranks > 1:
         found.append(
             Term(
@@ -151,7 +154,7 @@ def _stage_0(plan: _Plan) -> list[Term]:
             Term(
                 name="step_gradient_copies",
                 category=Category.OPTIMIZER,
-                bytes_at=in_phases(inputs.timeline, 8 * trained, Phase.OPTIMIZER),
+                bytes_at=_copies_at(inputs, 8 * trained, 4 * trained),
                 formula=Formula(symbols=r"(4 + 4)\,\Psi", numbers=product(8, trained)),
                 source="deepspeed 0.19.8, runtime/fp16/fused_optimizer.py, FP16_Optimizer.step: casts, then flattens",
             )
@@ -170,7 +173,7 @@ def _stage_1(plan: _Plan) -> list[Term]:
         return _reduced_as_they_come(plan, copies=2)
     state, width = _gradient_state(plan), plan.grad_bytes
     first_bucket = min(plan.config.reduce_bucket_size, inputs.states.trained) * width
-    whole = growing_gradients(inputs, state, state.total_bytes, until_idle=False)
+    whole = growing_gradients(inputs, state, state.total_bytes, gone_at=lambda m: m.phase is Phase.OPTIMIZER)
 
     def at(moment: Moment, num_bytes: int) -> int:
         # The gradients in the bucket gave up their own storage to it when the slice is first allocated.
@@ -180,16 +183,8 @@ def _stage_1(plan: _Plan) -> list[Term]:
     gradients = Term(
         name=whole.name, category=whole.category, bytes_at=kept, formula=whole.formula, source=whole.source
     )
-    slice_bytes = width * plan.slice_elements
-    reduced = Term(
-        name="gradient_slice",
-        category=Category.GRADIENTS,
-        bytes_at=during(
-            inputs.timeline,
-            lambda m: slice_bytes if m.segment == "reduce" or m.phase is Phase.OPTIMIZER else 0,
-        ),
-        formula=Formula(symbols=rf"{width}\,\Psi / N", numbers=product(width, plan.slice_elements)),
-        source=f"{_STAGE_12}, copy_grads_in_partition",
+    reduced = _slice_term(
+        plan, width, lambda m: m.segment in ("reduce", "gradients"), f"{_STAGE_12}, copy_grads_in_partition"
     )
     bucket = _bucket(plan, 1, (Phase.BACKWARD,), f"{_STAGE_12}, setup_buckets")
     return [gradients, reduced, bucket, *_step_copies(plan)]
@@ -204,40 +199,54 @@ def _reduced_as_they_come(plan: _Plan, copies: int) -> list[Term]:
     inputs, accumulation = plan.inputs, _fp32_accumulation(plan)
     width = accumulation.element_bytes if accumulation else plan.grad_bytes
     assert width is not None, "gradients have one dtype"
-    phases = _alive_gradients(inputs)
+    bucket = _bucket(plan, copies, (Phase.BACKWARD,), f"{_STAGE_12}, setup_buckets")
+    if accumulation is not None:
+        # One flat FP32 slice, on the GPU even when the optimizer is not; the update takes it as it is.
+        source = f"{_STAGE_12}, _build_compact_grad_partition_buffer"
+        kept = _slice_term(plan, width, lambda m: _alive_gradients(inputs, m) or is_update(m), source)
+        return [kept, bucket, *_temporaries(plan)]
     if plan.optimizer_offloaded:
         # Reduced slices are copied to pinned host memory as they come.
-        found = []
-    else:
-        found = [_slice_term(plan, "gradient_slice", width, phases, f"{_STAGE_12}, copy_grads_in_partition")]
-    bucket = _bucket(plan, copies, (Phase.BACKWARD,), f"{_STAGE_12}, setup_buckets")
-    return [*found, bucket, *_step_copies(plan)]
+        return [bucket]
+    source = f"{_STAGE_12}, copy_grads_in_partition"
+    return [_slice_term(plan, width, lambda m: _alive_gradients(inputs, m), source), bucket, *_step_copies(plan)]
+
+
+def _copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
+    """Bytes of gradient copies while the step readies the gradients, and what is left of them at its update."""
+    kept = {Phase.OPTIMIZER: readying}
+    return during(inputs.timeline, lambda m: updating if is_update(m) else kept.get(m.phase, 0))
+
+
+def _temporaries(plan: _Plan) -> list[Term]:
+    """The optimizer's own temporaries, where it runs on the GPU."""
+    state_bytes = plan.inputs.states.trained_as.state_dtype.size
+    return [] if plan.optimizer_offloaded else foreach_temporary(plan.inputs, plan.slice_elements, state_bytes)
 
 
 def _step_copies(plan: _Plan) -> list[Term]:
-    """The update's flat gradient and its FP32 form, beside the slice; then the optimizer's own temporaries."""
+    """The step's flat gradient and its FP32 form, beside the slice. Only the last of them is left for the
+    update, which adds the optimizer's own temporaries."""
     if plan.optimizer_offloaded:
         return []
     inputs, width = plan.inputs, plan.grad_bytes
-    mixed = inputs.states.trained_as.master_dtype is not None
-    each = width + (4 if mixed else 0)
-    state_bytes = inputs.states.trained_as.state_dtype.size
+    cast = 4 if inputs.states.trained_as.master_dtype is not None and width < 4 else 0
+    each = width + cast
     copies = Term(
         name="step_gradient_copies",
         category=Category.OPTIMIZER,
-        bytes_at=in_phases(inputs.timeline, each * plan.slice_elements, Phase.OPTIMIZER),
+        bytes_at=_copies_at(inputs, each * plan.slice_elements, (cast or width) * plan.slice_elements),
         formula=Formula(symbols=rf"{each}\,\Psi / N", numbers=product(each, plan.slice_elements)),
         source=f"{_STAGE_12}, step: flatten(averaged_gradients), then .to(float32)",
     )
-    return [copies, *foreach_temporary(inputs, plan.slice_elements, state_bytes)]
+    return [copies, *_temporaries(plan)]
 
 
 def _bf16_optimizer(plan: _Plan, accumulation: State) -> list[Term]:
     """ZeRO-1 with BF16 and FP32 accumulation is a class of its own: a whole FP32 gradient that stays, and
     16-bit gradients that are zeroed after the step, not freed."""
     gradients = [resident(plan.inputs, state) for state in (_gradient_state(plan), accumulation)]
-    state_bytes = plan.inputs.states.trained_as.state_dtype.size
-    return [*gradients, *foreach_temporary(plan.inputs, plan.slice_elements, state_bytes)]
+    return [*gradients, *_temporaries(plan)]
 
 
 def _stage_3(plan: _Plan) -> list[Term]:
@@ -252,14 +261,16 @@ def _stage_3(plan: _Plan) -> list[Term]:
         slice_source = f"{_STAGE_3}, grad_partitions_flat_buffer"
         group = min(config.sub_group_size, plan.slice_elements)
         state_bytes = inputs.states.trained_as.state_dtype.size
+        # Flattened in their own dtype, then cast; the cast of what is FP32 already is no copy.
+        each = width + 4 if width < 4 else width
         found += [
-            _slice_term(plan, "gradient_slice", width, always, slice_source),
+            _slice_term(plan, width, lambda moment: True, slice_source),
             Term(
                 name="step_gradient_copies",
                 category=Category.OPTIMIZER,
-                bytes_at=in_phases(inputs.timeline, 4 * group, Phase.OPTIMIZER),
-                formula=Formula(symbols=r"4\,\min(G, \Psi / N)", numbers=product(4, group)),
-                source=f"{_STAGE_3}, _prepare_fp32_grad_for_sub_group",
+                bytes_at=_copies_at(inputs, each * group, 4 * group),
+                formula=Formula(symbols=rf"{each}\,\min(G, \Psi / N)", numbers=product(each, group)),
+                source=f"{_STAGE_3}, _prepare_fp32_grad_for_sub_group: flatten(...).to(...)",
             ),
             *foreach_temporary(inputs, group, state_bytes),
         ]

@@ -10,6 +10,7 @@ The light lane answers in about a second, from warm workers::
         show(result.message)
 """
 
-from memcore.jobs.runner import JobResult, JobStatus, LaneLimits, LightLane
+from memcore.jobs.results import JobResult, JobStatus, LaneLimits
+from memcore.jobs.runner import LightLane
 
 __all__ = ["JobResult", "JobStatus", "LaneLimits", "LightLane"]

@@ -11,105 +11,37 @@ a process it forks (rather than starts anew) can delay the notice of its crash u
 import atexit
 import hashlib
 import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from memcore.i18n import gettext as _
 from memcore.i18n import language
-from memcore.units import GIB, MIB
-
-# How late, at most, a running job notices that it was cancelled or is out of time.
-_POLL_S = 0.05
+from memcore.jobs.kept import KeptOutcomes
+from memcore.jobs.process import POLL_S, StoppedError, Worker
+from memcore.jobs.results import JobResult, JobStatus, LaneLimits, Outcome
+from memcore.units import GIB
 
 # How long `close` waits for each worker to be gone.
 _CLOSE_S = 5.0
-
-# A worker's report of a failure, for which there is room however small the limit on answers is.
-_REPORT_BYTES = 64 * 2**10
-
-# The worker finds the package, and tests their tasks, from here, wherever the server was started.
-_ROOT = Path(__file__).resolve().parents[2]
-
-
-class JobStatus(StrEnum):
-    """How a job ended."""
-
-    DONE = "done"
-    FAILED = "failed"
-    CRASHED = "crashed"
-    TIMED_OUT = "timed_out"
-    OUT_OF_MEMORY = "out_of_memory"
-    CANCELLED = "cancelled"
-    BUSY = "busy"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobResult:
-    """How a job ended, and what came of it.
-
-    `value` is the task's answer, the caller's own copy, and None unless `status` is done.
-    `message` is a sentence for the user in the caller's language, empty when done. When `status` is
-    failed, `field` is the dotted path of the scenario's field at fault, or empty.
-    `seconds` is how long the job ran in a worker: waiting does not count, and a repeated answer tells
-    how long it took the first time. 0.0 for what never ran.
-    """
-
-    status: JobStatus
-    value: dict[str, Any] | None = None
-    message: str = ""
-    field: str = ""
-    seconds: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaneLimits:
-    """What a lane may use.
-
-    `pool_size` worker processes; `queue_size` jobs waiting for one; `timeout_s` for a job that names no
-    limit of its own, counted from when a worker takes it; `memory_bytes` of private memory per worker;
-    `cache_entries` answers kept, of `cache_bytes` together; `reply_bytes` for one answer as JSON.
-
-    Raises `ValueError` for a limit that leaves nothing to work with.
-    """
-
-    pool_size: int = 1
-    queue_size: int = 16
-    timeout_s: float = 60.0
-    memory_bytes: int = 6 * GIB
-    cache_entries: int = 256
-    cache_bytes: int = 64 * MIB
-    reply_bytes: int = 8 * MIB
-
-    def __post_init__(self) -> None:
-        for name in ("pool_size", "timeout_s", "memory_bytes", "reply_bytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("queue_size", "cache_entries", "cache_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
 
 
 class LightLane:
     """Warm worker processes for short jobs, shared by all sessions and safe to call from any thread.
 
-    `extra_tasks` adds to :data:`memcore.jobs.tasks.TASKS`, name to "module:function". Nothing starts
-    before the first job; what has started ends with :meth:`close`, with the interpreter, or, should
-    the server be killed, by itself.
+    `extra_tasks` adds to :data:`memcore.jobs.tasks.TASKS`, name to "module:function". `quiet` throws away
+    what workers write to stderr, such as the traceback of a crashed task. Nothing starts before the first
+    job; what has started ends with :meth:`close`, with the interpreter, or, should the server be killed,
+    by itself.
     """
 
-    def __init__(self, limits: LaneLimits | None = None, *, extra_tasks: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, limits: LaneLimits | None = None, *, extra_tasks: Mapping[str, str] | None = None, quiet: bool = False
+    ) -> None:
+        self._quiet = quiet
         self._limits = limits or LaneLimits()
         self._start_text = json.dumps(
             {
@@ -123,7 +55,7 @@ class LightLane:
         self._waiting: deque[_Flight] = deque()
         self._flights: dict[str, _Flight] = {}  # waiting or running, by key: whom a new caller can join
         self._num_running = 0
-        self._kept = _KeptOutcomes(self._limits.cache_entries, self._limits.cache_bytes)
+        self._kept = KeptOutcomes(self._limits.cache_entries, self._limits.cache_bytes)
         self._closed = False
         atexit.register(self.close)
 
@@ -149,9 +81,9 @@ class LightLane:
         request = _encode(task=task, payload=payload, language=language())
         limit_s = self._limits.timeout_s if timeout_s is None else timeout_s
         if cancel is not None and cancel.is_set():
-            return self._result(_Outcome(JobStatus.CANCELLED), limit_s)
+            return self._result(Outcome(JobStatus.CANCELLED), limit_s)
         taken = self._take(request, limit_s)
-        if isinstance(taken, _Outcome):
+        if isinstance(taken, Outcome):
             return self._result(taken, limit_s)
         return self._result(self._wait(taken, cancel), taken.timeout_s)
 
@@ -168,7 +100,7 @@ class LightLane:
         with self._changed:
             self._closed = True
             while self._waiting:
-                self._settle(self._waiting.popleft(), _Outcome(JobStatus.CANCELLED))
+                self._settle(self._waiting.popleft(), Outcome(JobStatus.CANCELLED))
             self._changed.notify_all()
             threads = list(self._threads)
         for thread in threads:
@@ -177,18 +109,18 @@ class LightLane:
 
     # The caller's side
 
-    def _take(self, request: bytes, timeout_s: float, *, detached: bool = False) -> "_Flight | _Outcome":
+    def _take(self, request: bytes, timeout_s: float, *, detached: bool = False) -> "_Flight | Outcome":
         """The flight that will answer a request, joined or new, or the outcome that is known already."""
         key = hashlib.sha256(request).hexdigest()
         with self._changed:
             if self._closed:
-                return _Outcome(JobStatus.CANCELLED)
+                return Outcome(JobStatus.CANCELLED)
             if (kept := self._kept.get(key)) is not None:
                 return kept
             flight = self._flights.get(key)
             if flight is None:
-                if self._num_running + len(self._waiting) >= self._limits.pool_size + self._limits.queue_size:
-                    return _Outcome(JobStatus.BUSY)
+                if self._num_running + len(self._waiting) >= self._limits.workers + self._limits.queue:
+                    return Outcome(JobStatus.BUSY)
                 self._have_a_thread()
                 flight = self._flights[key] = _Flight(key, request, detached)
                 self._waiting.append(flight)
@@ -200,16 +132,16 @@ class LightLane:
     def _have_a_thread(self) -> None:
         """Start one more thread if all have work and the pool allows. Before a flight counts on it."""
         num_resting = len(self._threads) - self._num_running
-        if len(self._waiting) >= num_resting and len(self._threads) < self._limits.pool_size:
+        if len(self._waiting) >= num_resting and len(self._threads) < self._limits.workers:
             thread = threading.Thread(target=self._serve, name="memcore-light-lane", daemon=True)
             thread.start()
             self._threads.append(thread)
 
-    def _wait(self, flight: "_Flight", cancel: threading.Event | None) -> "_Outcome":
+    def _wait(self, flight: "_Flight", cancel: threading.Event | None) -> "Outcome":
         try:
-            while not flight.landed.wait(None if cancel is None else _POLL_S):
+            while not flight.landed.wait(None if cancel is None else POLL_S):
                 if cancel is not None and cancel.is_set():
-                    return _Outcome(JobStatus.CANCELLED, seconds=flight.seconds())
+                    return Outcome(JobStatus.CANCELLED, seconds=flight.seconds())
         finally:
             self._leave(flight)
         assert flight.outcome is not None
@@ -226,7 +158,7 @@ class LightLane:
             if flight in self._waiting:
                 self._waiting.remove(flight)
 
-    def _result(self, outcome: "_Outcome", timeout_s: float) -> JobResult:
+    def _result(self, outcome: "Outcome", timeout_s: float) -> JobResult:
         """The outcome in the caller's words: made in the caller's thread, which knows the language."""
         reply = json.loads(outcome.reply) if outcome.reply else {}
         return JobResult(
@@ -259,18 +191,18 @@ class LightLane:
     # The threads' side: each owns one worker process
 
     def _serve(self) -> None:
-        worker: _Worker | None = None
+        worker: Worker | None = None
         try:
             while (flight := self._next_flight()) is not None:
                 if worker is not None and not worker.is_idle():
                     worker.end()
                     worker = None
-                outcome = _Outcome(JobStatus.CRASHED)
+                outcome = Outcome(JobStatus.CRASHED)
                 try:
-                    worker = worker or _Worker(self._start_text, self._limits.reply_bytes)
+                    worker = worker or Worker(self._start_text, self._limits.reply_bytes, quiet=self._quiet)
                     outcome = self._fly(flight, worker)
                 except Exception as error:  # whatever it was, callers wait for an outcome
-                    outcome = _Outcome(JobStatus.CRASHED, reason=type(error).__name__)
+                    outcome = Outcome(JobStatus.CRASHED, reason=type(error).__name__)
                 finally:
                     if worker is not None and not outcome.worker_fit:
                         worker.end()
@@ -291,7 +223,7 @@ class LightLane:
             self._num_running += 1
             return self._waiting.popleft()
 
-    def _fly(self, flight: "_Flight", worker: "_Worker") -> "_Outcome":
+    def _fly(self, flight: "_Flight", worker: Worker) -> "Outcome":
         """Run a flight's job in a worker."""
         flight.started_s = time.monotonic()
 
@@ -302,14 +234,14 @@ class LightLane:
 
         try:
             reply = worker.ask(flight.request, verdict)
-        except _StoppedError as stopped:
-            return _Outcome(stopped.status, reason=stopped.reason, seconds=flight.seconds())
+        except StoppedError as stopped:
+            return Outcome(stopped.status, reason=stopped.reason, seconds=flight.seconds())
         status = JobStatus(json.loads(reply)["status"])
         # After running out of memory a worker's heap is no place for the next job.
         worker_fit = status is not JobStatus.OUT_OF_MEMORY
-        return _Outcome(status, reply=reply, seconds=flight.seconds(), worker_fit=worker_fit)
+        return Outcome(status, reply=reply, seconds=flight.seconds(), worker_fit=worker_fit)
 
-    def _settle(self, flight: "_Flight", outcome: "_Outcome") -> None:
+    def _settle(self, flight: "_Flight", outcome: "Outcome") -> None:
         """Let a flight's callers go with its outcome. Called with the lock held."""
         if self._flights.get(flight.key) is flight:
             del self._flights[flight.key]
@@ -317,17 +249,6 @@ class LightLane:
             self._kept.put(flight.key, outcome)
         flight.outcome = outcome
         flight.landed.set()
-
-
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """How a flight ended, before it is put in words: the worker's reply line, or else a reason."""
-
-    status: JobStatus
-    reply: bytes = b""
-    reason: str = ""
-    seconds: float = 0.0
-    worker_fit: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -341,125 +262,12 @@ class _Flight:
     num_callers: int = 0
     abandoned: bool = False
     started_s: float | None = None
-    outcome: _Outcome | None = None
+    outcome: Outcome | None = None
     landed: threading.Event = field(default_factory=threading.Event)
 
     def seconds(self) -> float:
         """How long the job has been running."""
         return 0.0 if self.started_s is None else time.monotonic() - self.started_s
-
-
-class _KeptOutcomes:
-    """The outcomes asked for most recently, bounded in number and in bytes."""
-
-    def __init__(self, max_entries: int, max_bytes: int) -> None:
-        self._max_entries = max_entries
-        self._max_bytes = max_bytes
-        self._num_bytes = 0
-        self._entries: OrderedDict[str, _Outcome] = OrderedDict()
-
-    def get(self, key: str) -> _Outcome | None:
-        if key in self._entries:
-            self._entries.move_to_end(key)
-        return self._entries.get(key)
-
-    def put(self, key: str, outcome: _Outcome) -> None:
-        if key in self._entries:  # left by a flight that landed just as its last caller went
-            return
-        self._entries[key] = outcome
-        self._num_bytes += len(outcome.reply)
-        while len(self._entries) > self._max_entries or self._num_bytes > self._max_bytes:
-            _key, dropped = self._entries.popitem(last=False)
-            self._num_bytes -= len(dropped.reply)
-
-
-class _StoppedError(Exception):
-    """A worker did not come to reply, for this reason."""
-
-    def __init__(self, status: JobStatus, reason: str = "") -> None:
-        super().__init__(status, reason)
-        self.status = status
-        self.reason = reason
-
-
-class _Worker:
-    """The server's end of one worker process. One thread uses it."""
-
-    def __init__(self, start_text: str, reply_bytes: int) -> None:
-        self._process = subprocess.Popen(  # noqa: S603 (our own module; no shell)
-            [sys.executable, "-m", "memcore.jobs.worker", start_text],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,
-            cwd=_ROOT,
-            start_new_session=True,
-        )
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stdin_fd = self._process.stdin.fileno()
-        self._stdout_fd = self._process.stdout.fileno()
-        self._reply_bytes = reply_bytes + _REPORT_BYTES
-        # A worker that reads nothing, stopped or still starting, must not hold up its time limit.
-        os.set_blocking(self._stdin_fd, False)
-
-    def is_idle(self) -> bool:
-        """Whether it waits for a request. One that has ended since has its output end instead."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stdout_fd, selectors.EVENT_READ)
-            return not selector.select(0)
-
-    def ask(self, request: bytes, verdict: Callable[[], JobStatus | None]) -> bytes:
-        """The reply line to a request line.
-
-        Raises `_StoppedError` with a status that `verdict` returned meanwhile, or because the worker
-        ended. The worker is then of no more use.
-        """
-        unsent, reply = memoryview(request), bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._stdin_fd, selectors.EVENT_WRITE)
-            selector.register(self._stdout_fd, selectors.EVENT_READ)
-            while not reply.endswith(b"\n"):
-                ready = [key.fd for key, _events in selector.select(_POLL_S)]
-                if self._stdin_fd in ready:
-                    unsent = unsent[self._send(unsent) :]
-                    if not unsent:
-                        selector.unregister(self._stdin_fd)
-                if self._stdout_fd in ready:
-                    reply += self._receive()
-                    if len(reply) > self._reply_bytes:
-                        raise _StoppedError(JobStatus.CRASHED, "oversized reply")
-                if not reply.endswith(b"\n") and (status := verdict()) is not None:
-                    raise _StoppedError(status)
-        return bytes(reply)
-
-    def _send(self, unsent: memoryview) -> int:
-        try:
-            return os.write(self._stdin_fd, unsent)
-        except BlockingIOError:
-            return 0
-        except BrokenPipeError:
-            raise _StoppedError(JobStatus.CRASHED, self.end()) from None
-
-    def _receive(self) -> bytes:
-        chunk = os.read(self._stdout_fd, MIB)
-        if not chunk:
-            raise _StoppedError(JobStatus.CRASHED, self.end())
-        return chunk
-
-    def end(self) -> str:
-        """End the process and all that it started; what it ended with, such as "signal 9"."""
-        process = self._process
-        # Only while the process is not reaped is its group's number surely still its own.
-        if process.returncode is None:
-            with suppress(ProcessLookupError, PermissionError):  # what some systems say of a zombie
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        if process.returncode < 0:
-            return f"signal {-process.returncode}"
-        return f"exit code {process.returncode}"
 
 
 def _encode(**request: object) -> bytes:

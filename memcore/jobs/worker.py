@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from memcore.errors import UserError
 from memcore.i18n import use_language
-from memcore.jobs.runner import JobStatus
+from memcore.jobs.results import JobStatus
 from memcore.jobs.tasks import TASKS, load_task
 
 _REASON_CHARS = 200

@@ -294,7 +294,7 @@ class TestMemory:
 
 class TestConcurrency:
     def test_two_workers_run_two_jobs_at_once(self, make_lane, pool, tmp_path):
-        lane, cancel = make_lane(pool_size=2), threading.Event()
+        lane, cancel = make_lane(workers=2), threading.Event()
         first = start_sleep(pool, lane, tmp_path / "first", cancel=cancel)
         assert pid_of(lane) == pid_of(lane) != read_pid(tmp_path / "first")
         assert not first.done()
@@ -309,12 +309,12 @@ class TestConcurrency:
         assert all(result.seconds < 1 for result in results)
 
     def test_many_callers_of_many_jobs(self, make_lane, pool):
-        lane = make_lane(pool_size=2, queue_size=100)
+        lane = make_lane(workers=2, queue=100)
         results = list(pool.map(lambda i: lane.run("echo", {"i": i % 40}), range(200)))
         assert [result.value for result in results] == [{"i": i % 40} for i in range(200)]
 
     def test_over_the_queue_is_busy(self, make_lane, pool, tmp_path):
-        lane = make_lane(queue_size=1)
+        lane = make_lane(queue=1)
         cancel = threading.Event()
         start_sleep(pool, lane, tmp_path / "pid", cancel=cancel)
         waiting = pool.submit(lane.run, "echo", {"i": 1})
@@ -327,7 +327,7 @@ class TestConcurrency:
         assert waiting.result(timeout=5).value == {"i": 1}
 
     def test_equal_questions_at_once_run_once(self, make_lane, pool, tmp_path):
-        lane = make_lane(pool_size=2)
+        lane = make_lane(workers=2)
         log = tmp_path / "log"
         payload = {"log": str(log), "seconds": 0.3}
         turned = dict(reversed(payload.items()))
@@ -476,10 +476,10 @@ class TestLife:
         assert server.returncode == (-end if end else 0), err
 
     def test_limits_leave_something_to_work_with(self):
-        with pytest.raises(ValueError, match="pool_size is 0"):
-            LaneLimits(pool_size=0)
-        with pytest.raises(ValueError, match="queue_size is -1"):
-            LaneLimits(queue_size=-1)
+        with pytest.raises(ValueError, match="workers is 0"):
+            LaneLimits(workers=0)
+        with pytest.raises(ValueError, match="queue is -1"):
+            LaneLimits(queue=-1)
 
 
 # A server of its own: says its worker's process number, has it busy or not, and stays or ends.

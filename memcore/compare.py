@@ -1,0 +1,178 @@
+"""The scenario beside its alternatives: other stages, world sizes, cards, conventions and tools.
+
+Everything here follows from :func:`memcore.budget.predict` and :func:`memcore.zero.account`; pages only draw it.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memcore.budget import Budget, predict
+from memcore.engine_options import ENGINE_OPTIONS
+from memcore.errors import UserError
+from memcore.hardware import Accelerator, accelerators
+from memcore.models import catalogue
+from memcore.recipes import CONVENTIONS, OTHER_TOOLS, Convention, ConventionName, OtherTool
+from memcore.scenario import Scenario, parse_scenario, scenario_data
+from memcore.states import ModelStates, model_states
+from memcore.terms import Category
+from memcore.zero import STAGES, Accounting, Communication, account, communication, smallest_ranks
+
+PAPER_MODELS = ("ZeRO paper 7.5B", "ZeRO paper 128B", "ZeRO paper 1T")
+PAPER_RANKS = (1, 4, 16, 64, 256, 1024)
+CURVE_RANKS = tuple(2**power for power in range(11))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRow:
+    """One ZeRO stage for the scenario's model and world size.
+
+    `floor` is the paper's accounting; `peak_bytes` what the engine is predicted to reach, None where the
+    scenario's engine has no such stage. `smallest` is the fewest GPUs whose usable memory holds the floor.
+    """
+
+    stage: int
+    floor: Accounting
+    peak_bytes: int | None
+    communication: Communication
+    smallest: int | None
+
+
+def stage_rows(budget: Budget) -> list[StageRow]:
+    """The four stages side by side."""
+    scenario, states = budget.scenario, budget.states
+    return [
+        StageRow(
+            stage=stage,
+            floor=account(states.states, stage, scenario.parallelism.dp),
+            peak_bytes=_peak_at(budget, stage),
+            communication=communication(scenario, states, budget.device, stage),
+            smallest=smallest_ranks(states.states, stage, budget.device.usable_bytes),
+        )
+        for stage in STAGES
+    ]
+
+
+def _peak_at(budget: Budget, stage: int) -> int | None:
+    if stage == budget.scenario.parallelism.stage:
+        return budget.peak_bytes
+    if stage not in ENGINE_OPTIONS[budget.scenario.parallelism.engine].stages:
+        return None
+    data = scenario_data(budget.scenario)
+    data["parallelism"] = {**data["parallelism"], "zero_stage": stage}
+    try:
+        return predict(parse_scenario(data), budget.evidence).peak_bytes
+    except UserError:
+        # The rest of the scenario (an offload, a convention) has no form at that stage.
+        return None
+
+
+def world_size_curve(states: ModelStates, stage: int) -> list[tuple[int, int]]:
+    """Ranks and bytes per GPU of the model states, at powers of two up to 1,024."""
+    return [(ranks, account(states.states, stage, ranks).total_bytes) for ranks in CURVE_RANKS]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CardRow:
+    """One accelerator: the largest model whose undivided states it holds, and what this model takes of it."""
+
+    device: Accelerator
+    largest_model: int
+    share: float
+    smallest_gpus: int | None
+
+
+def card_rows(budget: Budget) -> list[CardRow]:
+    """Every accelerator, for the states of the scenario's recipe; `smallest_gpus` divides them all (stage 3)."""
+    states = budget.states
+    total = account(states.states, 0, 1).total_bytes
+    return [
+        CardRow(
+            device=device,
+            # Whole-number arithmetic: with bytes per parameter as the fraction total / n_params.
+            largest_model=device.usable_bytes * states.n_params // max(total, 1),
+            share=total / device.usable_bytes,
+            smallest_gpus=smallest_ranks(states.states, 3, device.usable_bytes),
+        )
+        for device in accelerators().values()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ParameterCost:
+    """Bytes that one trained parameter costs in one kind of state, undivided."""
+
+    name: str
+    category: Category
+    bytes_per_parameter: float
+
+
+def parameter_costs(states: ModelStates) -> list[ParameterCost]:
+    """What one parameter of the model costs, state by state. Adapters count per parameter of the base model."""
+    return [
+        ParameterCost(name=state.name, category=state.category, bytes_per_parameter=state.total_bytes / states.n_params)
+        for state in states.states
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConventionRow:
+    """A named convention: its bytes per parameter and what it makes of this model, per GPU.
+
+    `floor` is None where the convention has no form at the scenario's stage.
+    """
+
+    name: ConventionName
+    convention: Convention
+    bytes_per_parameter: int
+    floor: Accounting | None
+
+
+def convention_rows(scenario: Scenario, budget: Budget) -> list[ConventionRow]:
+    """Every convention applied to the scenario, its own dtypes aside."""
+    rows = []
+    for name, convention in CONVENTIONS.items():
+        data = scenario_data(scenario)
+        recipe = {key: value for key, value in data.get("recipe", {}).items() if not key.endswith("_dtype")}
+        data["recipe"] = {**recipe, "convention": name.value}
+        try:
+            other = parse_scenario(data)
+            states = model_states(other, budget.states.n_params, budget.inventory)
+            floor = account(states.states, other.parallelism.stage, other.parallelism.dp_shard)
+        except UserError:
+            floor = None
+        rows.append(
+            ConventionRow(
+                name=name, convention=convention, bytes_per_parameter=convention.bytes_per_parameter(), floor=floor
+            )
+        )
+    return rows
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolRow:
+    """What another tool answers for the model with AdamW: bytes per GPU by stage, None where it has none."""
+
+    tool: OtherTool
+    bytes_by_stage: tuple[float | None, ...]
+
+
+def tool_rows(n_params: int, ranks: int) -> list[ToolRow]:
+    """Other tools on the same question."""
+    return [
+        ToolRow(
+            tool=tool,
+            bytes_by_stage=tuple(
+                None if (each := tool.per_parameter(stage, ranks)) is None else each * n_params for stage in STAGES
+            ),
+        )
+        for tool in OTHER_TOOLS
+    ]
+
+
+def paper_table() -> Iterator[tuple[str, int, Sequence[int]]]:
+    """The ZeRO paper's table 1 from the formulas: model, ranks, bytes per GPU at stages 1 to 3 (AdamW, K = 12)."""
+    for name in PAPER_MODELS:
+        assert catalogue()[name].config is None, "the paper's models are bare counts"
+        budget = predict(parse_scenario({"model": {"name": name}}))
+        for ranks in PAPER_RANKS:
+            yield name, ranks, [account(budget.states.states, stage, ranks).total_bytes for stage in (1, 2, 3)]

@@ -1,0 +1,86 @@
+"""What every page shows in the same way: assumptions, verdict, figures, explanations, downloads."""
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import streamlit as st
+
+from memcore.budget import Budget, Verdict
+from memcore.explain import Explanation, assumptions, headroom, verdict_sentence
+from memcore.i18n import gettext as _
+from memcore.report import budget_report
+from memcore.scenario import scenario_data
+from memcore.ui.palette import VERDICT_ICONS
+from memcore.units import ByteUnit, format_bytes
+
+
+def opening(title: str, budget: Budget, unit: ByteUnit) -> None:
+    """The page's title, what its figures rest on, and the verdict."""
+    st.title(title)
+    st.caption(assumptions(budget, unit))
+    show = {Verdict.FITS: st.success, Verdict.UNCERTAIN: st.warning, Verdict.DOES_NOT_FIT: st.error}
+    show[budget.verdict](verdict_sentence(budget, unit), icon=VERDICT_ICONS[budget.verdict])
+
+
+def figures(rows: Sequence[tuple[str, str, str]]) -> None:
+    """At most four figures in equal cards: label, value, help."""
+    with st.grid(len(rows), min_column_width=180):
+        for label, value, explanation in rows:
+            st.metric(label, value, help=explanation, border=True)
+
+
+def headroom_text(budget: Budget, unit: ByteUnit) -> str:
+    """Headroom with its sign."""
+    left = headroom(budget)
+    return ("+" if left >= 0 else "−") + format_bytes(abs(left), unit)
+
+
+def how_computed(explanations: Iterable[Explanation]) -> None:
+    """ "How is this computed?": for each figure the formula, the user's numbers in it, the result and the source."""
+    with st.expander(_("How is this computed?"), icon=":material/calculate:"):
+        for each in explanations:
+            st.markdown(f"**{each.label}** · {each.evidence}")
+            st.latex(each.symbols)
+            st.text(f"= {each.numbers} = {each.result}")
+            st.caption(_("Source: {source}").format(source=each.source))
+
+
+def downloads(budget: Budget, rows: Sequence[Mapping[str, object]], name: str) -> None:
+    """The page's table as CSV, the whole answer and the scenario as JSON."""
+    with st.container(horizontal=True):
+        st.download_button(
+            _("Table (CSV)"),
+            lambda: _csv(rows),
+            f"memcore-{name}.csv",
+            "text/csv",
+            on_click="ignore",
+            icon=":material/table:",
+        )
+        st.download_button(
+            _("Budget (JSON)"), lambda: json.dumps(budget_report(budget), indent=1, ensure_ascii=False),
+            f"memcore-{name}.json", "application/json", on_click="ignore", icon=":material/data_object:",
+        )  # fmt: skip
+        st.download_button(
+            _("Scenario (JSON)"), lambda: json.dumps(scenario_data(budget.scenario), indent=1),
+            "scenario.json", "application/json", on_click="ignore", icon=":material/tune:",
+        )  # fmt: skip
+
+
+def _csv(rows: Sequence[Mapping[str, object]]) -> str:
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(rows[0]) if rows else [])
+    writer.writeheader()
+    writer.writerows(rows)
+    return out.getvalue()
+
+
+def table(rows: Sequence[Mapping[str, object]], alt: str) -> None:
+    """A long table that scrolls and sorts."""
+    st.dataframe(list(rows), hide_index=True, alt=alt)
+
+
+def text_table(rows: Sequence[Mapping[str, object]], alt: str) -> None:
+    """A short table whose texts are read whole: cells wrap."""
+    st.table(list(rows), hide_index=True, border="horizontal", alt=alt)

@@ -1,0 +1,94 @@
+"""The frame of every page: set-up, navigation, the shared sidebar, the scenario's budget, then the page's body.
+
+Each page file makes one call: ``page("static", render)``. Nothing below it needs to know about Streamlit's
+reruns, links or errors.
+"""
+
+import gc
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import streamlit as st
+from streamlit.errors import StreamlitAPIException
+
+from memcore.budget import Budget
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.i18n import mark
+from memcore.settings import settings
+from memcore.ui import state
+from memcore.ui.sidebar import Sidebar
+from memcore.ui.work import budget_of
+from memcore.units import ByteUnit
+
+# The pages in order: file, label, icon.
+PAGES = {
+    "home": ("app.py", mark("Home"), ":material/home:"),
+    "static": ("pages/1_Static_accounting.py", mark("Static accounting"), ":material/functions:"),
+    "zero": ("pages/2_ZeRO_stages.py", mark("ZeRO stages"), ":material/view_column:"),
+}
+Body = Callable[[Budget, ByteUnit], None]
+
+
+def page(name: str, body: Body) -> None:
+    """Draw a page: the frame, then `body` with the budget of the session's scenario and the unit to show."""
+    st.set_page_config(page_title=f"memcore · {PAGES[name][1]}", page_icon=":material/memory:", layout="wide")
+    _settle_memory()
+    notices = state.start()
+    _navigation()
+    sidebar = Sidebar()
+    sidebar.draw()
+    for notice in notices:
+        st.warning(notice, icon=":material/link_off:")
+    budget = _budget(sidebar)
+    if budget is not None:
+        body(budget, state.unit())
+
+
+def _budget(sidebar: Sidebar) -> Budget | None:
+    """The budget of what the widgets say; where that is refused, the sentence at its field and the last good one."""
+    try:
+        scenario = state.edited()
+        budget = budget_of(scenario)
+    except UserError as error:
+        sidebar.show(error)
+        st.info(_("Shown is the last scenario that was valid; the sidebar says what to mend."), icon=":material/undo:")
+        try:
+            return budget_of(state.scenario())
+        except UserError as earlier:
+            st.error(str(earlier), icon=":material/error:")
+            return None
+    state.keep(scenario)
+    return budget
+
+
+def open_page(name: str) -> None:
+    """Switch to a page by its name in `PAGES`."""
+    st.switch_page(PAGES[name][0])
+
+
+def _navigation() -> None:
+    with st.sidebar:
+        for file, label, icon in PAGES.values():
+            try:
+                st.page_link(file, label=_(label), icon=icon, width="stretch")
+            except StreamlitAPIException:
+                # A page that is run by itself, without app.py, knows no other pages.
+                return
+
+
+@cache
+def _settle_memory() -> None:
+    """Streamlit collects garbage after every run; in hosted mode what is loaded by now is left out of that.
+
+    Not while developing: a reloaded module's old version would stay for ever.
+    """
+    if settings().hosted:
+        gc.collect()
+        gc.freeze()
+
+
+def root() -> Path:
+    """The folder that holds app.py."""
+    return Path(__file__).parents[2]

@@ -1,0 +1,24 @@
+"""One colour for each thing that is drawn, the same on every page (Okabe and Ito's palette, safe for
+colour-blind readers)."""
+
+from memcore.budget import Verdict
+from memcore.terms import Category
+
+CATEGORY_COLOURS = {
+    Category.WEIGHTS: "#0072B2",
+    Category.GRADIENTS: "#E69F00",
+    Category.OPTIMIZER: "#009E73",
+    Category.COMMUNICATION: "#CC79A7",
+    Category.ACTIVATIONS: "#56B4E9",
+    Category.LOSS: "#D55E00",
+    Category.WORKSPACE: "#8C8C8C",
+    Category.RUNTIME: "#BDBDBD",
+}
+STAGE_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2")
+# Lines and texts over the plot must show on a light and on a dark background.
+GREY = "#888888"
+VERDICT_ICONS = {
+    Verdict.FITS: ":material/check_circle:",
+    Verdict.UNCERTAIN: ":material/help:",
+    Verdict.DOES_NOT_FIT: ":material/cancel:",
+}

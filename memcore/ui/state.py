@@ -1,0 +1,227 @@
+"""What a session remembers: the scenario, and the widgets that edit it.
+
+Streamlit drops the value of a widget that a page did not draw, so :func:`keep_alive` takes each value up
+again at the top of every run. Widgets hold what the sidebar can edit; the rest of a scenario that came
+by link or file stays in it untouched.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import streamlit as st
+
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.errors import UserError
+from memcore.i18n import LANGUAGES, use_language
+from memcore.link import read_link, write_link
+from memcore.scenario import (
+    Lora,
+    Method,
+    Quantization,
+    Scenario,
+    ZeroConfig,
+    decode_json,
+    parse_scenario,
+    scenario_data,
+)
+from memcore.units import ByteUnit
+
+DEFAULT_SCENARIO: dict[str, Any] = {
+    "model": {"name": "meta-llama/Llama-3.1-8B"},
+    "hardware": {"gpu": "H100-80GB", "gpus": 8},
+    "parallelism": {"engine": "deepspeed", "zero_stage": 2},
+}
+CATALOGUE, COUNT, CONFIG = "catalogue", "count", "config"
+# The engine's own choice, as a value that a select box can hold.
+ENGINE_DEFAULT = "default"
+
+_SCENARIO, _NOTICES, _LINK = "scenario", "notices", "link"
+UNIT, LANGUAGE = "w_unit", "w_language"
+
+
+def widget_values(scenario: Scenario) -> dict[str, Any]:
+    """The value of every widget of the sidebar for a scenario."""
+    model, hardware, parallelism = scenario.model, scenario.hardware, scenario.parallelism
+    recipe, offload, zero = scenario.recipe, scenario.offload, scenario.zero_config
+    lora, optimizer = recipe.lora or Lora(), recipe.optimizer
+    source = CATALOGUE if model.name is not None else COUNT if model.n_params is not None else CONFIG
+    return {
+        "w_source": source,
+        "w_name": model.name or DEFAULT_SCENARIO["model"]["name"],
+        "w_count": f"{model.n_params:,}" if model.n_params is not None else "7b",
+        "w_config": json.dumps(model.config, indent=1) if model.config is not None else "",
+        "w_gpu": hardware.gpu,
+        "w_gpus": hardware.gpus,
+        "w_node": hardware.gpus_per_node if hardware.gpus >= 8 else 8,
+        "w_engine": parallelism.engine.value,
+        "w_stage": parallelism.stage,
+        "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
+        "w_bucket": zero.reduce_bucket_size,
+        "w_overlap": bool(zero.overlap_comm),
+        "w_hpz": zero.zero_hpz_partition_size,
+        "w_method": recipe.method.value,
+        "w_convention": recipe.convention.value,
+        "w_quantization": (recipe.quantization or Quantization.NF4_DOUBLE_QUANT).value,
+        "w_rank": lora.rank,
+        "w_targets": ", ".join(lora.targets),
+        "w_optimizer": optimizer.name.value,
+        "w_8bit": optimizer.bits == 8,
+        "w_paged": optimizer.paged,
+        "w_momentum": optimizer.momentum,
+        "w_implementation": optimizer.implementation or ENGINE_DEFAULT,
+        "w_offload_optimizer": offload.optimizer.value,
+        "w_offload_parameters": offload.parameters.value,
+        "w_accum": scenario.workload.grad_accum,
+    }
+
+
+def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """Scenario data from the widgets' values over `base`, whose fields that no widget edits are kept.
+
+    Widgets that do not apply (a stage without DeepSpeed, a rank without adapters) are left out. Raises
+    UserError where a text widget cannot be read.
+    """
+    engine = EngineName(values["w_engine"])
+    gpus = 1 if engine is EngineName.SINGLE else values["w_gpus"]
+    recipe = {**base.get("recipe", {}), **_recipe(values)}
+    for name, applies in (("lora", Method.FULL), ("quantization", None)):
+        if values["w_method"] == applies or (applies is None and values["w_method"] != Method.QLORA):
+            recipe.pop(name, None)
+    return {
+        **{key: value for key, value in base.items() if key != "engine_config"},
+        "model": _model(values),
+        "hardware": {"gpu": values["w_gpu"], "gpus": gpus, "gpus_per_node": min(values["w_node"], gpus)},
+        "parallelism": _parallelism(values, engine),
+        "recipe": recipe,
+        "offload": _offload(values, engine),
+        "workload": {**base.get("workload", {}), "grad_accum": values["w_accum"]},
+        **_engine_config(values, engine, base.get("engine_config", {})),
+    }
+
+
+def _model(values: Mapping[str, Any]) -> dict[str, Any]:
+    if values["w_source"] == CATALOGUE:
+        return {"name": values["w_name"]}
+    if values["w_source"] == COUNT:
+        return {"n_params": values["w_count"]}
+    try:
+        return {"config": decode_json(values["w_config"])}
+    except UserError as error:
+        raise UserError(str(error), "model.config") from None
+
+
+def _parallelism(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
+    chosen: dict[str, Any] = {"engine": engine.value}
+    if ENGINE_OPTIONS[engine].stages:
+        chosen["zero_stage"] = values["w_stage"]
+    if engine is EngineName.FSDP2:
+        chosen["dp_replicate"] = values["w_replicate"]
+    return chosen
+
+
+def _recipe(values: Mapping[str, Any]) -> dict[str, Any]:
+    method = Method(values["w_method"])
+    optimizer: dict[str, Any] = {"name": values["w_optimizer"]}
+    switches = (("w_8bit", "bits", 8), ("w_paged", "paged", True), ("w_momentum", "momentum", True))
+    optimizer |= {field: value for key, field, value in switches if values[key]}
+    if values["w_implementation"] != ENGINE_DEFAULT:
+        optimizer["implementation"] = values["w_implementation"]
+    recipe: dict[str, Any] = {"method": method.value, "convention": values["w_convention"], "optimizer": optimizer}
+    if method is not Method.FULL:
+        targets = [target.strip() for target in values["w_targets"].split(",") if target.strip()]
+        recipe["lora"] = {"rank": values["w_rank"], "targets": targets}
+    if method is Method.QLORA:
+        recipe["quantization"] = values["w_quantization"]
+    return recipe
+
+
+def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
+    if not ENGINE_OPTIONS[engine].offloads:
+        return {}
+    return {"optimizer": values["w_offload_optimizer"], "parameters": values["w_offload_parameters"]}
+
+
+def _engine_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
+    if not ENGINE_OPTIONS[engine].has_config:
+        return {}
+    stage = values["w_stage"]
+    zero = {key: value for key, value in base.get("zero_optimization", {}).items() if key != "stage"}
+    own = {"reduce_bucket_size": values["w_bucket"]}
+    if stage in (1, 2):
+        own["overlap_comm"] = values["w_overlap"]
+    if stage == 3:
+        own["zero_hpz_partition_size"] = values["w_hpz"]
+    else:
+        zero.pop("zero_hpz_partition_size", None)
+    defaults = ZeroConfig()
+    changed = {key: value for key, value in own.items() if value != (getattr(defaults, key) or False)}
+    kept = {key: value for key, value in zero.items() if key not in own}
+    return {"engine_config": {"zero_optimization": kept | changed}} if kept | changed else {}
+
+
+def start() -> list[str]:
+    """Ready the session for a run: the language and unit, the scenario of the link it came by, live widgets.
+
+    Returns sentences to show once: what was ignored in the link.
+    """
+    state = st.session_state
+    if _SCENARIO not in state:
+        state[_NOTICES] = _begin()
+    keep_alive()
+    use_language(state[LANGUAGE])
+    notices: list[str] = state.pop(_NOTICES, [])
+    return notices
+
+
+def _begin() -> list[str]:
+    state, query = st.session_state, st.query_params
+    state.setdefault(LANGUAGE, query.get("lang") if query.get("lang") in LANGUAGES else "en")
+    state.setdefault(UNIT, query.get("unit") if query.get("unit") in set(ByteUnit) else ByteUnit.GB.value)
+    use_language(state[LANGUAGE])
+    link = query.get("s")
+    read = read_link(link) if link else None
+    adopt(read.scenario if read and read.scenario else parse_scenario(DEFAULT_SCENARIO))
+    return list(read.ignored) if read else []
+
+
+def keep_alive() -> None:
+    """Take up every widget's value again, before any widget is drawn."""
+    state = st.session_state
+    state.update({key: state[key] for key in list(state) if isinstance(key, str) and key.startswith("w_")})
+
+
+def adopt(scenario: Scenario) -> None:
+    """Make a scenario the session's own and set every widget to it. For callbacks and the first run."""
+    st.session_state[_SCENARIO] = scenario
+    st.session_state.update(widget_values(scenario))
+
+
+def scenario() -> Scenario:
+    """The last good scenario."""
+    kept: Scenario = st.session_state[_SCENARIO]
+    return kept
+
+
+def edited() -> Scenario:
+    """The scenario as the widgets now have it. Raises UserError; then the last good one stays."""
+    base = scenario_data(scenario())
+    return parse_scenario(scenario_from(cast(Mapping[str, Any], st.session_state), base))
+
+
+def keep(good: Scenario) -> None:
+    """Remember a scenario that was checked and budgeted, and put it into the URL."""
+    st.session_state[_SCENARIO] = good
+    try:
+        link = write_link(good)
+    except UserError:
+        link = ""
+    query = {"s": link, "unit": st.session_state[UNIT], "lang": st.session_state[LANGUAGE]}
+    wanted = {key: value for key, value in query.items() if value not in ("", ByteUnit.GB.value, "en")}
+    if st.query_params.to_dict() != wanted:
+        st.query_params.from_dict(wanted)
+
+
+def unit() -> ByteUnit:
+    """The unit that figures are shown in."""
+    return ByteUnit(st.session_state[UNIT])

@@ -1,0 +1,97 @@
+"""ZeRO stages: what each stage buys at N GPUs, what it moves, and from how many GPUs on it fits."""
+
+import streamlit as st
+
+from memcore.budget import Budget, predict
+from memcore.compare import StageRow, paper_table, stage_rows, world_size_curve
+from memcore.explain import explain_share, verdict_sentence
+from memcore.i18n import gettext as _
+from memcore.questions import EIGHT_SMALL_CARDS
+from memcore.ui import charts
+from memcore.ui.cards import downloads, figures, how_computed, opening, table
+from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
+from memcore.zero import STAGES
+
+
+def render(budget: Budget, unit: ByteUnit) -> None:
+    """The page's body."""
+    scenario, states = budget.scenario, budget.states
+    rows = stage_rows(budget)
+    opening(_("ZeRO stages"), budget, unit)
+    meaning = _("Model states per GPU: the paper's floor.")
+    figures([(f"ZeRO-{row.stage}", format_bytes(row.floor.total_bytes, unit), meaning) for row in rows])
+    usable = budget.ladder.usable
+    st.plotly_chart(charts.stages(rows, usable, unit), config=charts.CONFIG, alt=_("Memory per GPU by stage"))
+    st.caption(
+        _("Bars are the paper's floor for the states; a diamond is where the chosen engine is predicted to peak.")
+    )
+    how_computed(
+        explain_share(state, scenario.parallelism.stage, scenario.parallelism.dp_shard, unit) for state in states.states
+    )
+    st.subheader(_("Which rank holds which slice"))
+    st.plotly_chart(
+        charts.slices(rows, scenario.parallelism.dp),
+        config=charts.CONFIG,
+        alt=_("Slices of the states by rank and stage"),
+    )
+    if scenario.parallelism.dp > charts.MAX_DRAWN_RANKS:
+        st.caption(_("The first {drawn} of {ranks} ranks, as if they were all.").format(
+            drawn=charts.MAX_DRAWN_RANKS, ranks=f"{scenario.parallelism.dp:,}"))  # fmt: skip
+    st.subheader(_("From how many GPUs on it fits"))
+    curves = {stage: world_size_curve(states, stage) for stage in STAGES}
+    st.plotly_chart(
+        charts.world_sizes(curves, {row.stage: row.smallest for row in rows}, usable, unit),
+        config=charts.CONFIG,
+        alt=_("Model states per GPU against the number of GPUs"),
+    )
+    moved = _communication(rows, unit, budget)
+    _paper(unit)
+    _eight_cards(unit)
+    downloads(budget, moved, "zero")
+
+
+def _communication(rows: list[StageRow], unit: ByteUnit, budget: Budget) -> list[dict[str, object]]:
+    st.subheader(_("What each stage moves"))
+    moved: list[dict[str, object]] = [
+        {
+            _("Stage"): f"ZeRO-{row.stage}",
+            _("States per GPU"): format_bytes(row.floor.total_bytes, unit),
+            _("Moved, in parameters"): f"{row.communication.volume_in_parameters(budget.states.n_params):.3g} Ψ",
+            _("Sent by each GPU"): format_bytes(row.communication.bytes_per_gpu, unit),
+            _("Time at full rate"): format_seconds(row.communication.seconds),
+            _("Fits from"): "—" if row.smallest is None else _("{count} GPUs").format(count=f"{row.smallest:,}"),
+        }
+        for row in rows
+    ]
+    table(moved, _("Communication per step and stage"))
+    own = budget.communication
+    st.caption(
+        _(
+            "Per step, over {link} at {rate} per GPU and direction ({source}); nothing is assumed to hide behind "
+            "compute."
+        ).format(link=own.link_name, rate=format_rate(own.link_bytes_per_s), source=own.link_source)
+    )
+    return moved
+
+
+def _paper(unit: ByteUnit) -> None:
+    labels = ("P_os", "P_os+g", "P_os+g+p")
+    with st.expander(_("The ZeRO paper's table, from these formulas"), icon=":material/article:"):
+        table(
+            [
+                {
+                    _("Model"): name.removeprefix("ZeRO paper "),
+                    _("GPUs"): ranks,
+                    **{label: format_bytes(total, unit) for label, total in zip(labels, totals, strict=True)},
+                }
+                for name, ranks, totals in paper_table()
+            ],
+            _("Model states per GPU, as in the ZeRO paper"),
+        )
+        st.caption(_("Source: {source}").format(source="arXiv 1910.02054, table 1, K = 12"))
+
+
+def _eight_cards(unit: ByteUnit) -> None:
+    st.subheader(_("Do eight 40 GB A100s train 7B with ZeRO-1?"))
+    st.markdown(EIGHT_SMALL_CARDS.answered(unit))
+    st.markdown(verdict_sentence(predict(EIGHT_SMALL_CARDS.scenario), unit))
