@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from memcore.activations import activation_terms
 from memcore.engines import ENGINE_TERMS, Inputs
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerator
@@ -149,7 +150,8 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     timeline = step_timeline(len(inventory.layers) if inventory else 1)
     inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
     engine = scenario.parallelism.engine
-    terms = tuple(t for t in (*ENGINE_TERMS[engine](inputs), *_workspace(device)) if t.largest)
+    layers = activation_terms(scenario, states, inventory, timeline)
+    terms = tuple(term for term in (*ENGINE_TERMS[engine](inputs), *layers, *_workspace(device)) if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
     ladder = _ladder(terms, totals, device)
     return Budget(
@@ -165,7 +167,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
         host=host_memory(scenario, states),
         ladder=ladder,
         verdict=judge(ladder, ASSUMED_BAND_PERCENT),
-        missing=_missing(scenario, inventory),
+        missing=_missing(scenario, inventory, layers),
         evidence=evidence,
     )
 
@@ -226,8 +228,8 @@ def _ladder(terms: tuple[Term, ...], totals: tuple[int, ...], device: Accelerato
     )
 
 
-def _missing(scenario: Scenario, inventory: Inventory | None) -> tuple[Missing, ...]:
-    missing = [Missing.ACTIVATIONS]
+def _missing(scenario: Scenario, inventory: Inventory | None, layers: list[Term]) -> tuple[Missing, ...]:
+    missing = [] if layers else [Missing.ACTIVATIONS]
     divided = scenario.parallelism.stage == 3 and scenario.parallelism.dp_shard > 1
     if inventory is None and divided:
         missing.append(Missing.GATHERED_LAYERS)

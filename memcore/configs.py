@@ -1,6 +1,7 @@
 """A Hugging Face config.json as input: what is refused before it reaches a worker, and the short form
 that goes into a link."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -53,6 +54,9 @@ def _check_entries(value: object, path: str, depth: int, left: list[int]) -> Non
     if depth == 0 or left[0] < 0:
         message = _("{path} is nested too deeply or has too many entries to be a model's config.")
         raise UserError(message.format(path=path), path)
+    if isinstance(value, float) and not math.isfinite(value):
+        message = _("{path} is {value}, which is not a number that JSON has.")
+        raise UserError(message.format(path=path, value=_shown(value)), path)
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _check_size(str(key), inner, f"{path}.{str(key)[:60]}")
@@ -64,13 +68,16 @@ def _check_entries(value: object, path: str, depth: int, left: list[int]) -> Non
 
 def _check_size(key: str, value: object, path: str) -> None:
     for pattern, most in ((_LAYER_KEYS, MAX_LAYERS), (_EXPERT_KEYS, MAX_EXPERTS), (_SIZE_KEYS, MAX_SIZE)):
-        if not pattern.fullmatch(key) or value is None or isinstance(value, Mapping | list):
+        if not pattern.fullmatch(key) or value is None or isinstance(value, Mapping):
             continue
-        whole = isinstance(value, int) and not isinstance(value, bool)
         least = 0 if pattern is _EXPERT_KEYS or key.endswith("lora_rank") else 1
-        if not whole or not least <= int(str(value)) <= most:
-            message = _("{path} is {value}; allowed is a whole number from {least} to {most:,}.")
-            raise UserError(message.format(path=path, value=_shown(value), least=least, most=most), path)
+        # Some architectures give one size for each layer; deeper lists are refused for their depth.
+        for size in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(size, list | tuple):
+                continue
+            if not isinstance(size, int) or isinstance(size, bool) or not least <= size <= most:
+                message = _("{path} is {value}; allowed is a whole number from {least} to {most:,}.")
+                raise UserError(message.format(path=path, value=_shown(size), least=least, most=most), path)
 
 
 def _shown(value: object) -> str:

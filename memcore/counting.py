@@ -3,7 +3,8 @@ and scripts import this module.
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from itertools import groupby
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import torch
 import transformers
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
 from transformers.pytorch_utils import Conv1D
 
 from memcore.configs import check_config, normalise_config
@@ -46,6 +48,13 @@ _USED_EXPERTS = (
     "moe_k",
 )
 _HELD_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+# Model types whose plain attention takes its softmax in the dtype of the computation, where others take
+# FP32 (transformers 5.24, their modeling files' eager_attention_forward).
+_SOFTMAX_IN_COMPUTE_DTYPE = ("gpt2", "gpt_oss")
+# Model types whose router casts its input to FP32 (their modeling files' router or gate).
+_ROUTER_IN_FP32 = ("deepseek_v2", "deepseek_v3", "glm4_moe")
+# Attention and MLP of one layer read the same input (their modeling files' decoder layers).
+_ALWAYS_PARALLEL = ("phi", "gptj", "codegen", "cohere", "cohere2", "falcon")
 _REPORTED_DEFAULTS = (
     "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "tie_word_embeddings", "hidden_size",
     "intermediate_size", "num_hidden_layers", "max_position_embeddings", "num_local_experts", "num_experts_per_tok",
@@ -131,7 +140,7 @@ def inventory_of(model: PreTrainedModel, config: PretrainedConfig) -> Inventory:
         blocks.append(Block(name=block, tensors=tensors, layer=index if stem == main else None))
     head, embedding = _head(model), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
-    return Inventory(model_class=type(model).__name__, tied=tied, shapes=_shapes(text), blocks=tuple(blocks))
+    return Inventory(model_class=type(model).__name__, tied=tied, shapes=_shapes(model, text), blocks=tuple(blocks))
 
 
 def _head(model: PreTrainedModel) -> nn.Module | None:
@@ -220,9 +229,9 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter) -> TensorKind:
     return TensorKind.PARAMETER
 
 
-def _shapes(config: PretrainedConfig) -> Shapes:
-    def read(names: tuple[str, ...]) -> int:
-        return next((v for name in names if isinstance(v := getattr(config, name, None), int)), 0)
+def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
+    def read(names: tuple[str, ...], kind: type = int) -> Any:
+        return next((v for name in names if isinstance(v := getattr(config, name, None), kind)), kind())
 
     found = {field: read(names) for field, names in _SHAPE_NAMES.items()}
     if not found["head_dim"] and found["num_heads"]:
@@ -230,7 +239,52 @@ def _shapes(config: PretrainedConfig) -> Shapes:
     if not found["intermediate_size"]:
         # GPT-2's n_inner null means four times the hidden size (transformers, modeling_gpt2.py, GPT2Block).
         found["intermediate_size"] = 4 * found["hidden_size"]
-    return Shapes(**found)
+    return Shapes(
+        **found,
+        norm=_norm_kind(model),
+        activation_kept=_activation_kept(read(("hidden_act", "hidden_activation", "activation_function"), str)),
+        softmax_fp32=config.model_type not in _SOFTMAX_IN_COMPUTE_DTYPE,
+        softcap=bool(getattr(config, "attn_logit_softcapping", None)),
+        router_fp32=config.model_type in _ROUTER_IN_FP32,
+        rotary=hasattr(config, "rope_parameters") or hasattr(config, "rotary_dim"),
+        parallel=config.model_type in _ALWAYS_PARALLEL or bool(getattr(config, "use_parallel_residual", False)),
+        hidden_dropout=float(read(("resid_pdrop", "hidden_dropout", "residual_dropout", "hidden_dropout_prob"), float)),
+        attention_dropout=float(read(("attn_pdrop", "attention_dropout", "attention_probs_dropout_prob"), float)),
+    )
+
+
+def _norm_kind(model: PreTrainedModel) -> str:
+    """Run one of the model's norms on a small 16-bit tensor and see what it keeps for its backward."""
+    text = model.get_decoder() if hasattr(model, "get_decoder") else model  # type: ignore[no-untyped-call]
+    norms = [m for m in (text or model).modules() if "norm" in type(m).__name__.lower() and list(m.parameters())]
+    if not norms:
+        return "layer"
+    norm = deepcopy(norms[0]).to_empty(device="cpu").to(torch.bfloat16)
+    size = next(norm.parameters()).numel()
+    kept = _kept_tensors(norm, size)
+    if torch.float32 not in kept:
+        return "layer"
+    return "rms_fp32" if kept.count(torch.float32) > 1 else "rms"
+
+
+def _activation_kept(name: str) -> int:
+    """Run an activation function on a small 16-bit tensor and count the tensors of its size that it keeps."""
+    return len(_kept_tensors(ACT2FN[name], 64)) if name in ACT2FN else 1
+
+
+def _kept_tensors(function: Callable[[torch.Tensor], torch.Tensor], size: int) -> list[torch.dtype]:
+    """The dtypes of the full-size tensors that a function of one tensor saves for its backward."""
+    values = torch.randn(2, size, dtype=torch.bfloat16, requires_grad=True)
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.numel() == values.numel():
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        function(values)
+    return [tensor.dtype for tensor in kept.values()]
 
 
 def _filled_defaults(given: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:

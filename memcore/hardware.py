@@ -11,8 +11,9 @@ from memcore.i18n import gettext as _
 from memcore.terms import EvidenceKind
 from memcore.units import MIB
 
-# Where no public log shows what a program can use, this share of the nominal memory is set aside. The
-# measured entries of the catalogue without ECC in the memory itself lie at or below it (a test says so).
+# Where no public log shows what a program can use, this share of the nominal memory is set aside. All such
+# cards have HBM, whose ECC takes none of it (GDDR6 loses 1/16 to ECC). The measured cards with HBM lie at or
+# below it but four, among them no relative of those cards: B300, GB300, MI350X, Ascend 910B (a test says so).
 RESERVE_PERCENT = 3
 
 # An InfiniBand NDR port, 400 Gbit/s, is what reference designs give each GPU (NVIDIA DGX H100 datasheet,

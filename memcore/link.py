@@ -6,6 +6,7 @@
 import base64
 import binascii
 import json
+import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class ReadLink:
 
 def write_link(scenario: Scenario) -> str:
     """The scenario as the text of a link. Raises UserError where it would not fit into 4,096 characters."""
-    text = json.dumps(scenario_data(scenario), separators=(",", ":"), ensure_ascii=False)
+    text = json.dumps(scenario_data(scenario), separators=(",", ":"))
     packer = zlib.compressobj(9, zdict=_DICTIONARY)
     packed = packer.compress(text.encode()) + packer.flush()
     link = f"{VERSION}.{base64.urlsafe_b64encode(packed).decode().rstrip('=')}"
@@ -75,7 +76,7 @@ def read_link(link: str) -> ReadLink:
 
 def _unpack(link: str) -> dict[str, Any]:
     version, _dot, packed = link[: MAX_LINK_CHARS + 1].partition(".")
-    if len(link) > MAX_LINK_CHARS or not packed or not version.isdigit():
+    if len(link) > MAX_LINK_CHARS or not packed or not re.fullmatch("[0-9]+", version):
         raise UserError(_("The link is not one of this program's, or was cut off; it was ignored."))
     if version != VERSION:
         message = _("The link is of version {version}; this program reads version {own}. It was ignored.")
@@ -86,7 +87,8 @@ def _unpack(link: str) -> dict[str, Any]:
         data = json.loads(text)
     except (ValueError, RecursionError, zlib.error, binascii.Error):
         raise UserError(_("The link is damaged; it was ignored.")) from None
-    if not isinstance(data, dict):
+    # A cut link can end just after its JSON, before its checksum.
+    if not isinstance(data, dict) or not unpacker.eof:
         raise UserError(_("The link is damaged; it was ignored."))
     return data
 
@@ -94,8 +96,12 @@ def _unpack(link: str) -> dict[str, Any]:
 def _drop(data: dict[str, Any], field: str) -> bool:
     """Take a field, or else the part that holds it, out of the data. False where nothing is left."""
     path = field.split(".")
-    if not field or path[0] in ("model", "dp_shard"):
+    if not field or path[0] == "model":
         return False
+    if field == "parallelism.dp":
+        # The product is at fault, and its factors are what the link holds.
+        ranks = [data["parallelism"].pop(name, None) for name in ("dp", "dp_shard", "dp_replicate")]
+        return ranks != [None] * 3
     holder: Any = data
     for name in path[:-1]:
         holder = holder.get(name) if isinstance(holder, Mapping) else None

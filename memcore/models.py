@@ -89,7 +89,15 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shapes:
-    """The sizes that activations depend on; 0 where the architecture has no such size."""
+    """The sizes and habits that activations depend on; 0 where the architecture has no such size.
+
+    `norm`: what the layer's norm keeps for its backward, one of "rms" (an FP32 copy and the normalised
+    values), "rms_fp32" (both in FP32) and "layer" (its input). `activation_kept`: tensors of the MLP's
+    inner width that the activation function keeps. `softmax_fp32`: whether plain attention's softmax runs
+    in FP32, `softcap` whether its scores pass a tanh first, `router_fp32` whether the experts' router reads
+    its input in FP32. `parallel`: whether attention and MLP read the same input. The first two are found by
+    running the module itself on a small tensor.
+    """
 
     hidden_size: int = 0
     num_layers: int = 0
@@ -99,6 +107,15 @@ class Shapes:
     intermediate_size: int = 0
     vocab_size: int = 0
     max_positions: int = 0
+    norm: str = "rms"
+    activation_kept: int = 1
+    softmax_fp32: bool = True
+    softcap: bool = False
+    router_fp32: bool = False
+    rotary: bool = True
+    parallel: bool = False
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

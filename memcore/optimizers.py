@@ -148,8 +148,16 @@ def _bytes_8bit(tensor: Tensor) -> int:
     return tensor.numel + 4 * ceil_div(tensor.numel, BLOCK_8BIT)
 
 
-def paged_share(tensors: Tensors, elements: int, flat: bool) -> int:
-    """Elements whose paged states live in unified memory: those of tensors with 1e5 elements and more."""
+def paged_bytes(tensors: Tensors, elements: int, flat: bool, bits: int) -> int:
+    """Bytes of one paged state that live in unified memory: the values of tensors with 1e5 elements and more.
+
+    An 8-bit state's absmax is not paged.
+    """
     if flat or not tensors:
-        return elements if elements >= MIN_PAGED_ELEMENTS else 0
-    return sum(tensor.numel for tensor in tensors if tensor.numel >= MIN_PAGED_ELEMENTS)
+        return elements * bits // 8 if elements >= MIN_PAGED_ELEMENTS else 0
+    in_32_bit = bits == 32
+    return sum(
+        tensor.numel * (4 if in_32_bit or tensor.role is Role.EMBEDDING else 1)
+        for tensor in tensors
+        if tensor.numel >= MIN_PAGED_ELEMENTS
+    )

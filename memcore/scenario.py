@@ -219,7 +219,8 @@ class Workload(_Part):
     """What one step processes. `micro_batch` sequences of `seq_len` tokens per GPU and micro-step.
 
     `checkpointing`: none, full (every layer), segments(k) (groups of k layers, one kept input each),
-    every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only).
+    every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only). `logits_retained`: the
+    loop keeps the model's output, logits included, until the backward is done.
     """
 
     micro_batch: Tokens = 1
@@ -228,6 +229,7 @@ class Workload(_Part):
     attention: Literal["flash", "eager", "memory_efficient"] = "flash"
     checkpointing: str = "none"
     loss: Literal["unfused", "chunked", "fused"] = "unfused"
+    logits_retained: bool = False
 
     @model_validator(mode="after")
     def _known_checkpointing(self) -> Self:
@@ -300,9 +302,18 @@ class Scenario(_Part):
         return (self.engine_config or DeepSpeedConfig()).zero_optimization
 
 
+def _integer(value: object) -> int | None:
+    """The whole number that `Whole` makes of a value, or None where it is refused."""
+    try:
+        return int(str(_whole(value)))
+    except (ValueError, OverflowError):
+        return None
+
+
 def _filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) -> dict[str, Any]:
     filled = dict(given)
-    several = isinstance(gpus, int | float) and not isinstance(gpus, bool) and gpus > 1
+    number = _integer(gpus)
+    several = number is not None and number > 1
     if filled.get("engine") is None:
         staged = filled.get("zero_stage") is not None or config is not None
         filled["engine"] = EngineName.DEEPSPEED if staged else EngineName.DDP if several else EngineName.SINGLE
@@ -320,28 +331,24 @@ def _filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) 
 def _fill_data_parallel(filled: dict[str, Any], gpus: object, shards: bool) -> None:
     """Split dp, or else all GPUs, into dp_shard and dp_replicate as the engine uses them."""
     dp = filled.pop("dp", None)
-    total = gpus if dp is None else dp
-    try:
-        total, shard, replicate = (
-            None if value is None else int(str(value))
-            for value in (total, filled.get("dp_shard"), filled.get("dp_replicate"))
-        )
-    except ValueError:
-        filled.setdefault("dp_shard", total)  # not a whole number: the field's own refusal names it
-        return
-    assert total is not None
-    if dp is not None and shard is not None and replicate is not None and shard * replicate != total:
+    for name in ("dp_shard", "dp_replicate"):
+        if filled.get(name) is None:
+            filled.pop(name, None)
+    total = _integer(gpus if dp is None else dp)
+    if dp is not None and (total is None or total < 1):
+        message = _("{field} is {dp}; allowed is a whole number of 1 or more.")
+        raise _refuse("parallelism.dp", message, dp=repr(dp)[:60])
+    given = {name: _integer(filled[name]) for name in ("dp_shard", "dp_replicate") if name in filled}
+    if total is None or None in given.values():
+        return  # the field's own refusal names it
+    # What is given stays; the rest of the ranks goes to the other.
+    used, other = ("dp_shard", "dp_replicate") if shards else ("dp_replicate", "dp_shard")
+    if used not in given:
+        filled[used] = total // max(_integer(filled.get(other, 1)) or 1, 1)
+    shard, replicate = (_integer(filled.setdefault(name, 1)) or 0 for name in ("dp_shard", "dp_replicate"))
+    if dp is not None and shard * replicate != total:
         message = _("{field} is {dp}, but dp_shard x dp_replicate = {shard} x {replicate} = {product}.")
-        raise _refuse("parallelism.dp", message, dp=dp, shard=shard, replicate=replicate, product=shard * replicate)
-    if shards:
-        filled["dp_replicate"] = 1 if replicate is None else replicate
-        filled.setdefault("dp_shard", total // max(filled["dp_replicate"], 1))
-    else:
-        filled["dp_shard"] = 1 if shard is None else shard
-        filled.setdefault("dp_replicate", total)
-    if dp is not None and int(str(filled["dp_shard"])) * int(str(filled["dp_replicate"])) != total:
-        message = _("{field} is {dp}, which dp_replicate = {replicate} does not divide.")
-        raise _refuse("parallelism.dp", message, dp=dp, replicate=filled["dp_replicate"])
+        raise _refuse("parallelism.dp", message, dp=total, shard=shard, replicate=replicate, product=shard * replicate)
 
 
 def _check_parallelism(scenario: Scenario) -> None:
@@ -492,9 +499,11 @@ def _kind(value: object) -> str:
 def _first_error(error: ValidationError) -> UserError:
     first = error.errors()[0]
     inner = first.get("ctx", {}).get("error")
-    if isinstance(inner, UserError):
+    if isinstance(inner, UserError) and inner.field:
         return inner
     field = ".".join(str(part) for part in first["loc"] if not (isinstance(part, str) and "[" in part))
+    if isinstance(inner, UserError):
+        return UserError(str(inner), field)
     value = first.get("input")
     shown = repr(value)[:60] if not isinstance(value, Mapping) else _("an object")
     if first["type"] == "extra_forbidden":
@@ -510,13 +519,16 @@ def _allowed(error: Any) -> str:
     """What a field takes, in words, from pydantic's error."""
     context, kind = error.get("ctx", {}), error["type"]
     if "expected" in context:
-        return str(context["expected"]).replace("'", "")
+        # Members of an enumeration come as <Device.CPU: 'cpu'>.
+        return re.sub(r"<[^:>]*: ([^>]*)>", r"\1", str(context["expected"]).replace("'", ""))
     if "ge" in context:
         return _("a whole number of {least:,} or more").format(least=context["ge"])
     if "le" in context:
         return _("at most {most:,}").format(most=context["le"])
-    if kind.startswith(("int_", "value_error")):
+    if kind.startswith(("int_", "finite", "value_error")):
         return _("a whole number")
+    if kind.startswith("tuple"):
+        return _("a list")
     if kind.startswith("bool"):
         return _("true or false")
     if kind.startswith("string"):

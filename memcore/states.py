@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from memcore.engine_options import EngineName
 from memcore.models import Inventory, Role, Tensor, TensorKind
-from memcore.optimizers import OPTIMIZERS, bytes_8bit, paged_share
+from memcore.optimizers import OPTIMIZERS, bytes_8bit, paged_bytes
 from memcore.recipes import CONVENTIONS, Convention, DType
 from memcore.scenario import Lora, Method, Quantization, Recipe, Scenario
 from memcore.terms import Category, Formula, product
@@ -157,7 +157,7 @@ def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory)
     packed_count = sum(tensor.numel for tensor in packed)
     double = quantization is Quantization.NF4_DOUBLE_QUANT
     packed_bytes = sum(nf4_bytes(tensor.numel, double) for tensor in packed)
-    scales = packed_bytes - sum(ceil_div(tensor.numel, 2) for tensor in packed)
+    halves = ceil_div(packed_count, 2)
     return (
         State(
             name="quantised_weights",
@@ -165,7 +165,7 @@ def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory)
             elements=packed_count,
             total_bytes=packed_bytes,
             divided_from=WEIGHT_STAGE,
-            formula=Formula(symbols=r"\Psi_q / 2 + S", numbers=f"{packed_count:,} / 2 + {scales:,}"),
+            formula=Formula(symbols=r"\Psi_q / 2 + S", numbers=f"⌈{packed_count:,} / 2⌉ + {packed_bytes - halves:,}"),
             source="arXiv 2305.14314; bitsandbytes 0.50, functional.py, quantize_4bit: blocks of 64, scales of 256",
         ),
         _weights(
@@ -245,6 +245,8 @@ def _optimizer_states(
     flat = scenario.parallelism.engine is EngineName.DEEPSPEED and scenario.parallelism.stage > 0
     if optimizer.name == "sgd" and not optimizer.momentum:
         return []
+    # bitsandbytes' paged optimizers keep FP32 states, whatever the parameter's dtype.
+    dtype = DType.FP32 if optimizer.paged else convention.state_dtype
     states = []
     for moment in rule.moments(tensors, count, flat):
         own = symbol if moment.elements == count else rf"{symbol}_{{{moment.name[0]}}}"
@@ -252,7 +254,7 @@ def _optimizer_states(
             moment.name,
             Category.OPTIMIZER,
             moment.elements,
-            convention.state_dtype,
+            dtype,
             OPTIMIZER_STAGE,
             rule.source,
             own,
@@ -260,8 +262,7 @@ def _optimizer_states(
         if optimizer.bits == 8:
             state = _in_8bit(state, tensors, flat)
         if optimizer.paged:
-            share = paged_share(tensors, moment.elements, flat)
-            state = replace(state, paged_bytes=state.total_bytes * share // max(moment.elements, 1))
+            state = replace(state, paged_bytes=paged_bytes(tensors, moment.elements, flat, optimizer.bits))
         states.append(state)
     return states
 

@@ -36,10 +36,12 @@ def share(state: State, stage: int, ranks: int) -> int:
 
 def share_formula(state: State, stage: int, ranks: int) -> Formula:
     """The formula of :func:`share`: the state's own, divided by the ranks where it is."""
+    if stage >= state.fleeting_from:
+        return Formula(symbols="0", numbers="0")
     if stage < state.divided_from or ranks == 1:
         return state.formula
     if state.element_bytes is None:
-        return Formula(symbols=rf"({state.formula.symbols}) / N", numbers=f"({state.formula.numbers}) / {ranks:,}")
+        return Formula(symbols=rf"({state.formula.symbols}) / N", numbers=f"⌈({state.formula.numbers}) / {ranks:,}⌉")
     rounded = f"⌈{state.elements:,} / {ranks:,}⌉"
     return Formula(symbols=rf"{state.formula.symbols} / N", numbers=f"{state.element_bytes} × {rounded}")
 

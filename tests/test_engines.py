@@ -260,7 +260,7 @@ class TestGradientsThroughTheBackward:
         assert at(budget, "gradients", "backward[31]") == 2 * LLAMA_PSI
 
 
-@given(stage=st.integers(0, 3), gpus=st.integers(1, 512), psi=st.integers(1, 10**12))
+@given(stage=st.integers(0, 3), gpus=st.sampled_from([1, 2, 3, 5, 7, 8, 24, 56, 512]), psi=st.integers(1, 10**12))
 def test_deepspeed_resident_states_are_the_theorys_and_padding(stage: int, gpus: int, psi: int):
     """Between steps there are weights and optimizer slices as in the paper, up to two values of padding each."""
     budget = deepspeed(stage, gpus=gpus, model=psi)

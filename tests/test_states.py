@@ -13,7 +13,7 @@ import transformers
 
 from memcore.counting import inventory_of
 from memcore.models import Inventory, Role, catalogue_inventory
-from memcore.optimizers import OPTIMIZERS, OptimizerName, bytes_8bit, paged_share
+from memcore.optimizers import OPTIMIZERS, OptimizerName, bytes_8bit, paged_bytes
 from memcore.scenario import Scenario, parse_scenario
 from memcore.states import ModelStates, is_quantised, model_states, nf4_bytes, precision_of
 from memcore.terms import Category
@@ -226,9 +226,23 @@ def test_only_tensors_of_100_000_elements_are_paged():
     assert inventory is not None
     tensors = list(inventory.tensors())
     norms = sum(tensor.numel for tensor in tensors if tensor.role is Role.NORM)
-    assert paged_share(tensors, inventory.n_params, False) == inventory.n_params - norms
-    assert paged_share((), 99_999, False) == 0
-    assert paged_share((), 100_000, False) == 100_000
+    embedding = 128256 * 4096
+    assert paged_bytes(tensors, inventory.n_params, False, 32) == 4 * (inventory.n_params - norms)
+    # In 8 bit one byte a value, but the embedding is kept in FP32; the absmax stay on the GPU.
+    assert paged_bytes(tensors, inventory.n_params, False, 8) == inventory.n_params - norms + 3 * embedding
+    assert paged_bytes((), 99_999, False, 32) == 0
+    assert paged_bytes((), 100_000, False, 32) == 400_000
+
+
+def test_paged_optimizers_keep_fp32_states_whatever_the_convention():
+    recipe = {"convention": "pure_bf16", "optimizer": {"name": "adamw", "paged": True}}
+    states = model_states(parse_scenario({"model": {"n_params": 10}, "recipe": recipe}), 10, None)
+    assert states.total_bytes(Category.OPTIMIZER) == 8 * 10
+    weight = torch.nn.Parameter(torch.zeros(8, 8, dtype=torch.bfloat16))
+    weight.grad = torch.zeros_like(weight)
+    optimizer = bitsandbytes.optim.AdamW32bit([weight])
+    optimizer.step()
+    assert optimizer.state[weight]["state1"].dtype is torch.float32
 
 
 @pytest.mark.parametrize(
@@ -282,7 +296,9 @@ def test_no_master_copy():
 
 
 def test_8_bit_adamw_saves_six_bytes_a_parameter():
-    scenario = parse_scenario({"model": {"n_params": 256 * 4096}, "recipe": {"optimizer": {"name": "adamw", "bits": 8}}})
+    scenario = parse_scenario(
+        {"model": {"n_params": 256 * 4096}, "recipe": {"optimizer": {"name": "adamw", "bits": 8}}}
+    )
     states = model_states(scenario, 256 * 4096, None)
     # 2 + 2 + master 4, and twice 1 + 4/256.
     assert states.total_bytes(*Category) == 256 * 4096 * 8 + 2 * (256 * 4096 + 4 * 4096)

@@ -51,11 +51,14 @@ def resident(inputs: Inputs, state: State, bytes_per_rank: int | None = None) ->
     """A state that is there during the whole step, less what is paged out of the allocator's sight."""
     whole = share(state, inputs.stage, inputs.ranks) if bytes_per_rank is None else bytes_per_rank
     paged = whole * state.paged_bytes // max(state.total_bytes, 1)
+    formula = share_formula(state, inputs.stage, inputs.ranks)
+    if paged:
+        formula = Formula(symbols=rf"{formula.symbols} - U", numbers=f"{formula.numbers} - {paged:,}")
     return Term(
         name=state.name,
         category=state.category,
         bytes_at=whole - paged,
-        formula=share_formula(state, inputs.stage, inputs.ranks),
+        formula=formula,
         source=state.source,
     )
 

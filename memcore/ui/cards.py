@@ -15,6 +15,9 @@ from memcore.scenario import scenario_data
 from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit, format_bytes
 
+# As long as a figure with its unit.
+UNBROKEN_CHARS = 9
+
 
 def opening(title: str, budget: Budget, unit: ByteUnit) -> None:
     """The page's title, what its figures rest on, and the verdict."""
@@ -82,5 +85,17 @@ def table(rows: Sequence[Mapping[str, object]], alt: str) -> None:
 
 
 def text_table(rows: Sequence[Mapping[str, object]], alt: str) -> None:
-    """A short table whose texts are read whole: cells wrap."""
-    st.table(list(rows), hide_index=True, border="horizontal", alt=alt)
+    """A short table whose texts are read whole: sentences wrap, figures stay with their unit."""
+    st.table(
+        [{_unbroken(name): _unbroken(cell) for name, cell in row.items()} for row in rows],
+        hide_index=True,
+        border="horizontal",
+        alt=alt,
+    )
+
+
+def _unbroken(text: object) -> object:
+    """A text short enough to be one figure or name, with spaces and hyphens at which no line is broken."""
+    if isinstance(text, str) and len(text) <= UNBROKEN_CHARS:
+        return text.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
+    return text

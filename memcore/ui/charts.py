@@ -1,5 +1,6 @@
 """Figures from answers, no Streamlit calls. Every axis has its unit, every category its colour."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
@@ -17,16 +18,26 @@ from memcore.zero import Accounting
 CONFIG = {"displaylogo": False, "displayModeBar": False}
 # Ranks of the slice picture: more would not be seen apart.
 MAX_DRAWN_RANKS = 8
+# How far an axis goes on beyond the longest bar, for the text at its end.
+ROOM = 1.25
 
 _STATE_CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 
 def _layout(figure: go.Figure, height: int, margin_top: int = 32) -> go.Figure:
-    """The common look. The legend lies below the axis' title, so that it never covers a capacity line's text."""
+    """The common look. The legend lies at the figure's lower edge: there it covers neither a capacity line's text
+    nor, in however many rows it comes out on a narrow screen, the axis' title."""
     figure.update_layout(
         height=height,
         margin={"l": 8, "r": 8, "t": margin_top, "b": 8},
-        legend={"orientation": "h", "yanchor": "top", "y": -62 / (height - 100), "x": 0, "traceorder": "normal"},
+        legend={
+            "orientation": "h",
+            "yref": "container",
+            "yanchor": "bottom",
+            "y": 0,
+            "x": 0,
+            "traceorder": "normal",
+        },
         hoverlabel={"namelength": -1},
     )
     return figure
@@ -50,10 +61,17 @@ def _stacked(labels: Sequence[str], stacks: Mapping[Category, Sequence[int]], un
     return figure
 
 
-def _totals_at_bar_ends(figure: go.Figure, labels: Sequence[str], totals: Sequence[int], unit: ByteUnit) -> None:
+def _totals_at_bar_ends(
+    figure: go.Figure, labels: Sequence[str], totals: Sequence[int], unit: ByteUnit, lines: Sequence[int]
+) -> None:
+    """Each bar's total to the right of its end, and to the right of a capacity line that would cross the text."""
+    text_width = 0.1 * max([*lines, *totals])
     for label, total in zip(labels, totals, strict=True):
+        at = total
+        for line in sorted(lines):
+            at = line if at <= line < at + text_width else at
         figure.add_annotation(
-            x=total / unit.size, y=label, text=f" {format_bytes(total, unit, 1)}", xanchor="left", showarrow=False
+            x=at / unit.size, y=label, text=f" {format_bytes(total, unit, 1)}", xanchor="left", showarrow=False
         )
 
 
@@ -75,11 +93,11 @@ def phases(budget: Budget, unit: ByteUnit) -> go.Figure:
     stacks[Category.RUNTIME] = [budget.ladder.runtime.largest] * len(labels)
     totals = [sum(values[row] for values in stacks.values()) for row in range(len(labels))]
     figure = _stacked(labels, stacks, unit)
-    _totals_at_bar_ends(figure, labels, totals, unit)
+    _totals_at_bar_ends(figure, labels, totals, unit, [budget.ladder.usable])
     _capacity_line(figure, budget.ladder.usable, _("usable"), unit)
     figure.update_xaxes(
         title=_("memory per GPU ({unit})").format(unit=unit.value),
-        range=[0, 1.18 * max([budget.ladder.usable, *totals]) / unit.size],
+        range=[0, ROOM * max([budget.ladder.usable, *totals]) / unit.size],
     )
     return _layout(figure, 420)
 
@@ -95,7 +113,7 @@ def parameter_cost(costs: Sequence[ParameterCost], total_label: str) -> go.Figur
             x=[cost.bytes_per_parameter],
             orientation="h",
             marker={"color": CATEGORY_COLOURS[cost.category], "line": {"color": "white", "width": 1}},
-            text=f"{term_label(cost.name)}<br>{cost.bytes_per_parameter:.3g}",
+            text=f"{term_label(cost.name).replace(' ', '<br>')}<br>{cost.bytes_per_parameter:.3g}",
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -113,13 +131,14 @@ def states_against_cards(total: Accounting, cards: Iterable[CardRow], unit: Byte
     parts = (total.weights_bytes, total.gradients_bytes, total.optimizer_bytes)
     stacks = {category: [part] for category, part in zip(_STATE_CATEGORIES, parts, strict=True)}
     figure = _stacked([label], stacks, unit)
-    _totals_at_bar_ends(figure, [label], [total.total_bytes], unit)
-    most = total.total_bytes
-    for index, card in enumerate(cards):
+    drawn = list(cards)
+    lines = [card.device.usable_bytes for card in drawn]
+    _totals_at_bar_ends(figure, [label], [total.total_bytes], unit, lines)
+    for index, card in enumerate(drawn):
         _capacity_line(figure, card.device.usable_bytes, card.device.name, unit, 14 * (index % 3))
-        most = max(most, card.device.usable_bytes)
+    most = max([total.total_bytes, *lines])
     figure.update_yaxes(showticklabels=False)
-    figure.update_xaxes(title=_("memory ({unit})").format(unit=unit.value), range=[0, 1.18 * most / unit.size])
+    figure.update_xaxes(title=_("memory ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
     return _layout(figure, 300, margin_top=64)
 
 
@@ -140,12 +159,13 @@ def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
         mode="markers+text",
         text=[format_bytes(peak, unit, 1) for _label, peak in marked],
         textposition="middle right",
+        cliponaxis=False,
         marker={"symbol": "diamond", "size": 12, "color": CATEGORY_COLOURS[Category.COMMUNICATION]},
         hovertemplate=f"%{{fullData.name}}: %{{x:.2f}} {unit.value}<extra></extra>",
     )
     _capacity_line(figure, usable, _("usable"), unit)
     most = max([usable, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
-    figure.update_xaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, 1.2 * most / unit.size])
+    figure.update_xaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
     return _layout(figure, 380)
 
 
@@ -164,7 +184,7 @@ def slices(rows: Sequence[StageRow], ranks: int) -> go.Figure:
         # A trace that draws nothing: without one Plotly shows no axes.
         figure.add_scatter(x=[None], y=[None], showlegend=False, row=1, col=column)
     figure.update_xaxes(
-        range=[-0.6, drawn - 0.4], tickvals=list(range(drawn)), title=_("rank"), showgrid=False, zeroline=False
+        range=[-0.6, drawn - 0.4], tickvals=sorted({0, drawn - 1}), title=_("rank"), showgrid=False, zeroline=False
     )
     figure.update_yaxes(range=[2.6, -0.6], tickvals=[0, 1, 2], ticktext=names, showgrid=False, zeroline=False)
     # All shapes at once: Plotly checks the whole layout anew for each one that is added by itself.
@@ -232,7 +252,13 @@ def world_sizes(
         line={"color": GREY, "dash": "dash", "width": 2},
         hoverinfo="skip",
     )
-    figure.update_xaxes(type="log", title=_("GPUs that share the states"), tickvals=list(CURVE_RANKS))
+    figure.update_xaxes(
+        type="log",
+        title=_("GPUs that share the states"),
+        tickvals=list(CURVE_RANKS),
+        # In powers of ten, with room for the last tick's label.
+        range=[-0.03, math.log10(max(CURVE_RANKS)) + 0.08],
+    )
     figure.update_yaxes(
         type="log", dtick=1, exponentformat="none", title=_("model states per GPU ({unit})").format(unit=unit.value)
     )

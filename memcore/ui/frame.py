@@ -28,20 +28,28 @@ PAGES = {
     "static": ("pages/1_Static_accounting.py", mark("Static accounting"), ":material/functions:"),
     "zero": ("pages/2_ZeRO_stages.py", mark("ZeRO stages"), ":material/view_column:"),
 }
+# Wide enough, in pixels, for three choices side by side.
+SIDEBAR_WIDTH = 340
 Body = Callable[[Budget, ByteUnit], None]
 
 
 def page(name: str, body: Body) -> None:
     """Draw a page: the frame, then `body` with the budget of the session's scenario and the unit to show."""
-    st.set_page_config(page_title=f"memcore · {PAGES[name][1]}", page_icon=":material/memory:", layout="wide")
-    _settle_memory()
     notices = state.start()
+    st.set_page_config(
+        page_title=f"memcore · {_(PAGES[name][1])}",
+        page_icon=":material/memory:",
+        layout="wide",
+        initial_sidebar_state=SIDEBAR_WIDTH,
+    )
+    _settle_memory()
     _navigation()
     sidebar = Sidebar()
     sidebar.draw()
     for notice in notices:
         st.warning(notice, icon=":material/link_off:")
     budget = _budget(sidebar)
+    state.put_into_url()
     if budget is not None:
         body(budget, state.unit())
 
@@ -53,12 +61,13 @@ def _budget(sidebar: Sidebar) -> Budget | None:
         budget = budget_of(scenario)
     except UserError as error:
         sidebar.show(error)
-        st.info(_("Shown is the last scenario that was valid; the sidebar says what to mend."), icon=":material/undo:")
         try:
-            return budget_of(state.scenario())
-        except UserError as earlier:
-            st.error(str(earlier), icon=":material/error:")
+            last = budget_of(state.scenario())
+        except UserError:
+            st.info(_("There is nothing to show yet; the sidebar says what to mend."), icon=":material/undo:")
             return None
+        st.info(_("Shown is the last scenario that was valid; the sidebar says what to mend."), icon=":material/undo:")
+        return last
     state.keep(scenario)
     return budget
 

@@ -114,7 +114,8 @@ def _config() -> None:
 def _take_upload() -> None:
     uploaded = st.session_state.get("upload")
     if uploaded is not None:
-        st.session_state["w_config"] = uploaded.getvalue()[: settings().max_upload_chars + 1].decode("utf-8", "replace")
+        text = uploaded.getvalue()[: settings().max_upload_chars + 1]
+        st.session_state["w_config"] = text.decode("utf-8-sig", "replace")
 
 
 def _fetch() -> None:

@@ -14,7 +14,9 @@ import streamlit as st
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.errors import UserError
 from memcore.i18n import LANGUAGES, use_language
+from memcore.i18n import gettext as _
 from memcore.link import read_link, write_link
+from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.scenario import (
     Lora,
     Method,
@@ -36,7 +38,7 @@ CATALOGUE, COUNT, CONFIG = "catalogue", "count", "config"
 # The engine's own choice, as a value that a select box can hold.
 ENGINE_DEFAULT = "default"
 
-_SCENARIO, _NOTICES, _LINK = "scenario", "notices", "link"
+_SCENARIO, _NOTICES = "scenario", "notices"
 UNIT, LANGUAGE = "w_unit", "w_language"
 
 
@@ -53,7 +55,8 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_config": json.dumps(model.config, indent=1) if model.config is not None else "",
         "w_gpu": hardware.gpu,
         "w_gpus": hardware.gpus,
-        "w_node": hardware.gpus_per_node if hardware.gpus >= 8 else 8,
+        # 8 stands for the most, so that it still does when the number of GPUs is changed.
+        "w_node": 8 if hardware.gpus_per_node == min(8, hardware.gpus) else hardware.gpus_per_node,
         "w_engine": parallelism.engine.value,
         "w_stage": parallelism.stage,
         "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
@@ -84,16 +87,12 @@ def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
     """
     engine = EngineName(values["w_engine"])
     gpus = 1 if engine is EngineName.SINGLE else values["w_gpus"]
-    recipe = {**base.get("recipe", {}), **_recipe(values)}
-    for name, applies in (("lora", Method.FULL), ("quantization", None)):
-        if values["w_method"] == applies or (applies is None and values["w_method"] != Method.QLORA):
-            recipe.pop(name, None)
     return {
         **{key: value for key, value in base.items() if key != "engine_config"},
         "model": _model(values),
         "hardware": {"gpu": values["w_gpu"], "gpus": gpus, "gpus_per_node": min(values["w_node"], gpus)},
         "parallelism": _parallelism(values, engine),
-        "recipe": recipe,
+        "recipe": _recipe(values, base.get("recipe", {})),
         "offload": _offload(values, engine),
         "workload": {**base.get("workload", {}), "grad_accum": values["w_accum"]},
         **_engine_config(values, engine, base.get("engine_config", {})),
@@ -105,6 +104,8 @@ def _model(values: Mapping[str, Any]) -> dict[str, Any]:
         return {"name": values["w_name"]}
     if values["w_source"] == COUNT:
         return {"n_params": values["w_count"]}
+    if not values["w_config"].strip():
+        raise UserError(_("No config is given yet: upload a config.json, or paste its text."), "model.config")
     try:
         return {"config": decode_json(values["w_config"])}
     except UserError as error:
@@ -120,17 +121,18 @@ def _parallelism(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any
     return chosen
 
 
-def _recipe(values: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
     method = Method(values["w_method"])
     optimizer: dict[str, Any] = {"name": values["w_optimizer"]}
     switches = (("w_8bit", "bits", 8), ("w_paged", "paged", True), ("w_momentum", "momentum", True))
     optimizer |= {field: value for key, field, value in switches if values[key]}
-    if values["w_implementation"] != ENGINE_DEFAULT:
+    if values["w_implementation"] != ENGINE_DEFAULT and OPTIMIZERS[OptimizerName(values["w_optimizer"])].in_torch:
         optimizer["implementation"] = values["w_implementation"]
-    recipe: dict[str, Any] = {"method": method.value, "convention": values["w_convention"], "optimizer": optimizer}
+    recipe = {key: value for key, value in base.items() if key not in ("lora", "quantization")}
+    recipe |= {"method": method.value, "convention": values["w_convention"], "optimizer": optimizer}
     if method is not Method.FULL:
         targets = [target.strip() for target in values["w_targets"].split(",") if target.strip()]
-        recipe["lora"] = {"rank": values["w_rank"], "targets": targets}
+        recipe["lora"] = {**base.get("lora", {}), "rank": values["w_rank"], "targets": targets}
     if method is Method.QLORA:
         recipe["quantization"] = values["w_quantization"]
     return recipe
@@ -210,10 +212,14 @@ def edited() -> Scenario:
 
 
 def keep(good: Scenario) -> None:
-    """Remember a scenario that was checked and budgeted, and put it into the URL."""
+    """Remember a scenario that was checked and budgeted."""
     st.session_state[_SCENARIO] = good
+
+
+def put_into_url() -> None:
+    """Put the last good scenario, the unit and the language into the URL."""
     try:
-        link = write_link(good)
+        link = write_link(scenario())
     except UserError:
         link = ""
     query = {"s": link, "unit": st.session_state[UNIT], "lang": st.session_state[LANGUAGE]}

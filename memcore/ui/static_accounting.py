@@ -113,7 +113,10 @@ def _tools(budget: Budget, unit: ByteUnit) -> None:
             {
                 _("Tool"): row.tool.label,
                 **{
-                    f"ZeRO-{stage}": "—" if total is None else format_bytes(total, unit)
+                    # The unit stands in the heading, below the stage: seven columns of text are wide enough.
+                    f"ZeRO\N{NON-BREAKING HYPHEN}{stage} ({unit.value})": "—"
+                    if total is None
+                    else f"{total / unit.size:,.2f}"
                     for stage, total in enumerate(row.bytes_by_stage)
                 },
                 _("Because of"): row.tool.why,

@@ -1,0 +1,136 @@
+"""The sidebar's widgets and the scenario stand for each other: nothing is lost on the way, nothing is left behind.
+
+Run: pytest tests/ui/test_state.py. No browser and no Streamlit session: these are the two functions between a
+scenario and the widgets' values.
+"""
+
+import json
+from typing import Any
+
+import pytest
+from generated_scenarios import TINY_LLAMA, scenarios
+from hypothesis import given
+
+from memcore.engine_options import EngineName
+from memcore.errors import UserError
+from memcore.scenario import Scenario, parse_scenario, scenario_data
+from memcore.ui.state import DEFAULT_SCENARIO, scenario_from, widget_values
+
+
+def canonical(scenario: Scenario) -> Scenario:
+    """The scenario without settings of a ds_config that say what holds anyway: the stage, which parallelism has, and
+    overlap_comm false."""
+    data = scenario_data(scenario)
+    zero = data.get("engine_config", {}).get("zero_optimization", {})
+    zero.pop("stage", None)
+    if scenario.parallelism.stage in (1, 2) and not zero.get("overlap_comm"):
+        zero.pop("overlap_comm", None)
+    if not zero:
+        data.pop("engine_config", None)
+    return parse_scenario(data)
+
+
+def edited(base: dict[str, Any], **changes: Any) -> Scenario:
+    """What becomes of a scenario when these widgets are changed."""
+    scenario = parse_scenario(base)
+    return parse_scenario(scenario_from(widget_values(scenario) | changes, scenario_data(scenario)))
+
+
+@given(scenario=scenarios())
+def test_widgets_give_back_the_scenario_that_set_them(scenario: Scenario):
+    given_back = parse_scenario(scenario_from(widget_values(scenario), scenario_data(scenario)))
+    assert given_back == canonical(scenario)
+
+
+@given(scenario=scenarios())
+def test_reading_the_widgets_twice_changes_nothing_more(scenario: Scenario):
+    once = parse_scenario(scenario_from(widget_values(scenario), scenario_data(scenario)))
+    assert parse_scenario(scenario_from(widget_values(once), scenario_data(once))) == once
+
+
+def test_the_default_scenario_is_valid():
+    assert parse_scenario(DEFAULT_SCENARIO).parallelism.engine is EngineName.DEEPSPEED
+
+
+def test_gpus_per_node_below_eight_are_kept():
+    base = {"model": {"n_params": 10**9}, "hardware": {"gpus": 4, "gpus_per_node": 2}}
+    assert edited(base).hardware.gpus_per_node == 2
+
+
+def test_more_gpus_fill_nodes_of_eight():
+    assert edited({"model": {"n_params": 10**9}, "hardware": {"gpus": 4}}, w_gpus=32).hardware.gpus_per_node == 8
+
+
+def test_the_adapters_dtype_is_kept_when_the_rank_is_changed():
+    base = {
+        "model": {"name": "meta-llama/Llama-3.1-8B"},
+        "recipe": {"method": "lora", "lora": {"adapter_dtype": "bf16"}},
+    }
+    lora = edited(base, w_rank=8).recipe.lora
+    assert lora is not None
+    assert (lora.adapter_dtype, lora.rank) == ("bf16", 8)
+
+
+def test_explicit_dtypes_are_kept_when_the_convention_is_changed():
+    base = {"model": {"n_params": 10**9}, "recipe": {"grad_dtype": "fp32"}}
+    recipe = edited(base, w_convention="pure_bf16").recipe
+    assert (recipe.convention, recipe.grad_dtype) == ("pure_bf16", "fp32")
+
+
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2"])
+def test_an_engine_without_stages_drops_what_is_deepspeeds(engine: str):
+    base = {
+        "model": {"n_params": 10**9},
+        "hardware": {"gpus": 8},
+        "parallelism": {"zero_stage": 3},
+        "engine_config": {"zero_optimization": {"zero_hpz_partition_size": 2, "sub_group_size": 7}},
+        "offload": {"optimizer": "cpu", "parameters": "nvme"},
+    }
+    data = scenario_data(edited(base, w_engine=engine))
+    assert "engine_config" not in data
+    assert "offload" not in data
+    assert "zero_stage" not in data.get("parallelism", {})
+
+
+def test_a_lower_stage_drops_what_is_stage_threes():
+    base = {
+        "model": {"n_params": 10**9},
+        "hardware": {"gpus": 8},
+        "parallelism": {"zero_stage": 3},
+        "engine_config": {"zero_optimization": {"zero_hpz_partition_size": 2, "sub_group_size": 7}},
+    }
+    zero = edited(base, w_stage=2).zero_config
+    assert (zero.zero_hpz_partition_size, zero.sub_group_size) == (1, 7)
+
+
+def test_another_engine_than_fsdp2_drops_the_replicas():
+    base = {
+        "model": {"n_params": 10**9},
+        "hardware": {"gpus": 8},
+        "parallelism": {"engine": "fsdp2", "dp_replicate": 2},
+    }
+    assert edited(base, w_engine="deepspeed", w_stage=1).parallelism.dp_shard == 8
+
+
+def test_full_training_drops_the_adapters_and_the_quantisation():
+    base = {"model": {"name": "openai-community/gpt2"}, "recipe": {"method": "qlora", "lora": {"rank": 4}, "quantization": "nf4"}}
+    recipe = edited(base, w_method="full").recipe
+    assert (recipe.lora, recipe.quantization) == (None, None)
+
+
+def test_an_optimizer_that_is_not_torchs_drops_the_implementation():
+    base = {"model": {"n_params": 10**9}, "recipe": {"optimizer": {"name": "adamw", "implementation": "fused"}}}
+    assert edited(base, w_optimizer="lion").recipe.optimizer.implementation is None
+
+
+@pytest.mark.parametrize(("text", "said"), [("", "No config is given yet"), ("  \n", "No config"), ("{", "not JSON")])
+def test_a_config_text_that_is_no_config_is_refused_at_its_field(text: str, said: str):
+    with pytest.raises(UserError, match=said) as refused:
+        edited(DEFAULT_SCENARIO, w_source="config", w_config=text)
+    assert refused.value.field == "model.config"
+
+
+def test_a_pasted_config_becomes_the_model():
+    model = edited(DEFAULT_SCENARIO, w_source="config", w_config=json.dumps(TINY_LLAMA)).model
+    assert model.config == TINY_LLAMA
+    assert model.name is None
