@@ -4,8 +4,6 @@ Needs only Python 3.11 or newer: it makes a virtual environment in .venv beside 
 what the requirements files name, again whenever their content changes.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -14,6 +12,10 @@ import subprocess
 import sys
 import venv
 from pathlib import Path
+
+# Before anything that an older Python, which may well be asked to run this, stumbles over.
+if sys.version_info < (3, 11):  # noqa: UP036
+    sys.exit(f"memcore needs Python 3.11 or newer; this is Python {sys.version.split()[0]}.")
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
@@ -32,8 +34,6 @@ CHECKS = (["ruff", "check", "."], ["ruff", "format", "--check", "."], ["mypy"])
 
 def main() -> int:
     """Run the command of the command line and return its exit status."""
-    if sys.version_info < (3, 11):  # noqa: UP036 (this file is also what an older Python is asked to run)
-        sys.exit(f"memcore needs Python 3.11 or newer; this is Python {sys.version.split()[0]}.")
     options, rest = _arguments(sys.argv[1:])
     _install("requirements.txt" if options.command == "start" else "requirements-dev.txt", options.torch_index)
     if options.command == "start":
@@ -128,11 +128,11 @@ def _pip(*arguments: str) -> None:
 
 def _run(module: str, *arguments: str) -> int:
     """Run a module of .venv in the project's folder."""
-    try:
-        return subprocess.run([str(PYTHON), "-m", module, *arguments], cwd=ROOT, check=False).returncode  # noqa: S603
-    except KeyboardInterrupt:
-        return 130
+    return subprocess.run([str(PYTHON), "-m", module, *arguments], cwd=ROOT, check=False).returncode  # noqa: S603
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

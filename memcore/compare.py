@@ -161,9 +161,7 @@ def tool_rows(n_params: int, ranks: int) -> list[ToolRow]:
     return [
         ToolRow(
             tool=tool,
-            bytes_by_stage=tuple(
-                None if (each := tool.per_parameter(stage, ranks)) is None else each * n_params for stage in STAGES
-            ),
+            bytes_by_stage=tuple(tool.bytes_per_gpu(n_params, stage, ranks) for stage in STAGES),
         )
         for tool in OTHER_TOOLS
     ]

@@ -255,6 +255,9 @@ class ZeroConfig(_Part):
     sub_group_size: Annotated[Whole, Field(ge=1, le=MAX_PARAMS)] = 1_000_000_000
     stage3_prefetch_bucket_size: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 50_000_000
     stage3_max_live_parameters: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 1_000_000_000
+    stage3_max_reuse_distance: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 1_000_000_000
+    stage3_param_persistence_threshold: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 100_000
+    stage3_model_persistence_threshold: Annotated[Whole, Field(ge=0, le=2**63 - 1)] = 2**63 - 1
     zero_hpz_partition_size: Degree = 1
 
 

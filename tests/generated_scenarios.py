@@ -20,7 +20,7 @@ TINY_LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 1000,
 }
-TINY_LLAMA_PARAMS = 201_280
+TINY_LLAMA_PARAMS = 202_048
 
 _DTYPE_FIELDS = ("param_dtype", "compute_dtype", "grad_dtype", "reduce_dtype", "master_dtype", "state_dtype")
 _WITH_SHAPES = [name for name, model in catalogue().items() if model.config is not None]

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcore.budget import Budget, predict
-from memcore.models import catalogue_inventory
+from memcore.budget import Budget, Evidence, predict
+from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, catalogue_inventory
 from memcore.scenario import parse_scenario
 from memcore.terms import Category, Phase
 
@@ -40,6 +40,17 @@ def per_parameter(budget: Budget, phase: Phase) -> float:
     index = budget.phase_peaks()[phase]
     terms = [term for term in budget.terms if term.category is not Category.WORKSPACE]
     return sum(term.at(index) for term in terms) / budget.states.n_params
+
+
+def one_tensor(psi: int) -> Inventory:
+    """A model of one parameter tensor: shapes are known, and nothing but the count matters."""
+    tensor = Tensor(name="weight", shape=(psi,), role=Role.MLP, kind=TensorKind.LINEAR)
+    return Inventory(
+        model_class="Toy",
+        tied=False,
+        shapes=Shapes(),
+        blocks=(Block(name="layers.0", tensors=(tensor,), layer=0),),
+    )
 
 
 def named(budget: Budget, name: str) -> int:
@@ -74,6 +85,18 @@ class TestMeasuredOnTwoRanks:
         # A bucket of 1e6, as in the note's other ZeRO-3 runs.
         zero = {"sub_group_size": 4_000_000, "reduce_bucket_size": 1_000_000}
         assert per_parameter(deepspeed(3, zero=zero), Phase.OPTIMIZER) == pytest.approx(8.8, rel=0.01)
+
+    @pytest.mark.parametrize(("max_live", "measured"), [(1_000_000_000, 2.05), (12_000_000, 0.77), (20_000_000, 1.29)])
+    def test_zero_3_gathers_up_to_max_live_and_a_prefetch_bucket(self, max_live: int, measured: float):
+        # Prefetch bucket of 1e6. The note's other rows turn on max_reuse_distance, which a scenario has no field for.
+        zero = {"stage": 3, "stage3_max_live_parameters": max_live, "stage3_prefetch_bucket_size": 1_000_000}
+        scenario = {
+            "model": {"config": {"model_type": "llama"}},
+            "hardware": {"gpus": 2},
+            "engine_config": {"zero_optimization": zero},
+        }
+        budget = predict(parse_scenario(scenario), Evidence(inventory=one_tensor(TINY)))
+        assert named(budget, "gathered_parameters") / TINY == pytest.approx(measured, rel=0.05)
 
     def test_zero_3_bucket_moves_every_phase_by_its_bytes(self):
         small = deepspeed(3, zero={"reduce_bucket_size": 1_000_000})

@@ -87,27 +87,6 @@ class TestArchitecture:
         existing = [path.relative_to(ROOT).as_posix() for path in (ROOT / "memcore").rglob("*.py")]
         assert sorted(self.modules()) == sorted(existing)
 
-    def test_a_module_depends_only_on_those_above_it(self):
-        order = {module: index for index, module in enumerate(self.modules())}
-        for module, index in order.items():
-            for needed in self.imports(ROOT / module):
-                assert order[needed] < index, f"{module} imports {needed}, which stands below it"
-
-    def imports(self, path: Path) -> set[str]:
-        found = set()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "memcore":
-                found |= {self.file_of(f"{node.module}.{alias.name}") for alias in node.names}
-        return found
-
-    def file_of(self, name: str) -> str:
-        """The file of a dotted name: a module, a package, or something in one of them."""
-        base = ROOT / name.replace(".", "/")
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if path.is_file():
-                return path.relative_to(ROOT).as_posix()
-        return self.file_of(name.rpartition(".")[0])
-
     @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
     def test_the_paths_that_a_document_names_exist(self, document: Path):
         text = document.read_text(encoding="utf-8")

@@ -10,7 +10,9 @@ backward 11.1, ZeRO-3 step 8.8, ZeRO-0 resident 14, backward 18, step 24.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memcore.activations import checkpointing
 from memcore.engines.base import Inputs, foreach_temporary, growing_gradients, is_update, resident
+from memcore.engines.zero3_gather import GatherSettings, simulate
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, in_phases, product
@@ -278,22 +280,52 @@ def _stage_3(plan: _Plan) -> list[Term]:
 
 
 def _gathered(plan: _Plan) -> list[Term]:
-    """Weights that are whole while they are used: the prefetcher runs ahead up to max_live_parameters."""
-    inputs, config = plan.inputs, plan.config
-    if inputs.inventory is None or inputs.ranks == 1:
+    """Weights that are whole while they are used, from the prefetcher's own queue; and those that always are."""
+    inputs, inventory = plan.inputs, plan.inputs.inventory
+    if inventory is None or inputs.ranks == 1:
         return []
+    settings = gather_settings(plan.config)
+    recompute = checkpointing(inputs.scenario.workload.checkpointing, len(inventory.layers))
+    gathered = simulate(inventory, settings, tuple(group is not None for group in recompute.groups))
     width = inputs.states.precision.convention.compute_dtype.size
-    elements = min(inputs.states.n_params, config.stage3_max_live_parameters + config.stage3_prefetch_bucket_size)
-    computing = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+
+    def at(moment: Moment) -> int:
+        if moment.phase is Phase.LOSS:
+            return width * gathered.turn
+        if not isinstance(moment.segment, int):
+            return 0
+        by_layer = {Phase.FORWARD: gathered.forward, Phase.BACKWARD: gathered.backward}[moment.phase]
+        return width * by_layer[moment.segment]
+
+    bytes_at = during(inputs.timeline, at)
+    source = "deepspeed 0.19.8, runtime/zero"
     return [
         Term(
             name="gathered_parameters",
             category=Category.COMMUNICATION,
-            bytes_at=in_phases(inputs.timeline, elements * width, *computing),
-            formula=Formula(symbols=rf"{width}\,\min(\Psi, L + P)", numbers=product(width, elements)),
-            source="deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py, fetch_sub_module",
-        )
+            bytes_at=bytes_at,
+            formula=Formula(symbols=rf"{width}\,\Psi_{{gathered}}", numbers=product(width, max(bytes_at) // width)),
+            source=f"{source}/partitioned_param_coordinator.py, fetch_sub_module and release_sub_module, simulated",
+        ),
+        Term(
+            name="persistent_parameters",
+            category=Category.COMMUNICATION,
+            bytes_at=width * gathered.persistent,
+            formula=Formula(symbols=rf"{width}\,\Psi_{{small}}", numbers=product(width, gathered.persistent)),
+            source=f"{source}/parameter_offload.py, mark_persistent_parameters",
+        ),
     ]
+
+
+def gather_settings(config: ZeroConfig) -> GatherSettings:
+    """The settings of the prefetcher in a ds_config."""
+    return GatherSettings(
+        prefetch_bucket=config.stage3_prefetch_bucket_size,
+        max_live=config.stage3_max_live_parameters,
+        max_reuse=config.stage3_max_reuse_distance,
+        persistence=config.stage3_param_persistence_threshold,
+        model_persistence=config.stage3_model_persistence_threshold,
+    )
 
 
 def _secondary(plan: _Plan) -> list[Term]:

@@ -231,7 +231,8 @@ def world_sizes(
             y=[total / unit.size for _ranks, total in points],
             mode="lines",
             line={"color": STAGE_COLOURS[stage], "width": 2},
-            hovertemplate=f"ZeRO-{stage}, %{{x}} GPUs: %{{y:.2f}} {unit.value}<extra></extra>",
+            hovertemplate=_("ZeRO-{stage}, %{{x}} GPUs: %{{y:.2f}} {unit}").format(stage=stage, unit=unit.value)
+            + "<extra></extra>",
         )
     for stage, ranks in smallest.items():
         if ranks is not None and ranks <= curves[stage][-1][0]:

@@ -113,7 +113,10 @@ def test_another_engine_than_fsdp2_drops_the_replicas():
 
 
 def test_full_training_drops_the_adapters_and_the_quantisation():
-    base = {"model": {"name": "openai-community/gpt2"}, "recipe": {"method": "qlora", "lora": {"rank": 4}, "quantization": "nf4"}}
+    base = {
+        "model": {"name": "openai-community/gpt2"},
+        "recipe": {"method": "qlora", "lora": {"rank": 4}, "quantization": "nf4"},
+    }
     recipe = edited(base, w_method="full").recipe
     assert (recipe.lora, recipe.quantization) == (None, None)
 

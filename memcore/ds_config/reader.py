@@ -1,0 +1,358 @@
+"""Read a user's ds_config.json: what each key means for this scenario's memory, and the scenario it implies.
+
+Defaults, accepted spellings and deprecated keys are those of deepspeed 0.19.8 (runtime/zero/config.py,
+DeepSpeedZeroConfig; config_utils.py). "auto" is resolved as Hugging Face's Trainer does (transformers 5.24,
+integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize). Sizes are in elements.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memcore.budget import Evidence, predict
+from memcore.ds_config.effects import ZERO_KEYS, KeyReading, decides_memory, explain_key
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.scenario import Scenario, ZeroConfig, decode_json, parse_scenario, scenario_data
+from memcore.units import MAX_PARAMS
+
+MAX_CHARS = 200_000
+AUTO = "auto"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """A ds_config read for a scenario: the scenario it makes, its keys, what to mend, and the mended file."""
+
+    scenario: Scenario
+    keys: tuple[KeyReading, ...]
+    notes: tuple[str, ...]
+    unknown: tuple[str, ...]
+    corrected: Mapping[str, Any]
+
+    def costliest(self, count: int = 3) -> list[KeyReading]:
+        """The settings that take the most, largest first; the stage itself is not one of them."""
+        costly = [key for key in self.keys if key.cost_bytes and key.path != "stage"]
+        return sorted(costly, key=lambda key: -(key.cost_bytes or 0))[:count]
+
+
+_DEPRECATED = {
+    "cpu_offload": "offload_optimizer",
+    "cpu_offload_param": "offload_param",
+    "cpu_offload_use_pin_memory": "offload_optimizer.pin_memory",
+    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
+}
+_BOOLEANS = ("contiguous_gradients", "overlap_comm")
+_TOP_KEYS = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "optimizer",
+        "scheduler",
+        "fp16",
+        "bf16",
+        "amp",
+        "zero_optimization",
+        "gradient_clipping",
+        "prescale_gradients",
+        "gradient_predivide_factor",
+        "sparse_gradients",
+        "steps_per_print",
+        "wall_clock_breakdown",
+        "dump_state",
+        "communication_data_type",
+        "seq_parallel_communication_data_type",
+        "data_types",
+        "zero_allow_untested_optimizer",
+        "zero_force_ds_cpu_optimizer",
+        "activation_checkpointing",
+        "comms_logger",
+        "comms_config",
+        "flops_profiler",
+        "monitor_config",
+        "tensorboard",
+        "wandb",
+        "csv_monitor",
+        "comet",
+        "sparse_attention",
+        "checkpoint",
+        "elasticity",
+        "autotuning",
+        "aio",
+        "compression_training",
+        "data_efficiency",
+        "curriculum_learning",
+        "disable_allgather",
+        "torch_autocast",
+        "graph_harvesting",
+        "use_data_before_expert_parallel_",
+        "nebula",
+        "weight_quantization",
+        "eigenvalue",
+        "progressive_layer_drop",
+        "pipeline",
+        "hybrid_engine",
+        "compile",
+        "timers",
+        "tensor_parallel",
+        "load_universal_checkpoint",
+        "memory_breakdown",
+    }
+)
+_MISPLACED = ("offload_optimizer", "offload_param", "stage", *(key for key in ZERO_KEYS if key.startswith("stage3_")))
+
+
+def read_ds_config(text: str | bytes | Mapping[str, Any], scenario: Scenario, evidence: Evidence) -> Reading:
+    """Read a ds_config for the scenario's model and GPUs. Raises UserError for what cannot be one at all."""
+    raw = text if isinstance(text, Mapping) else _decode(text)
+    reader = _Reader(raw, scenario, evidence)
+    return reader.read()
+
+
+def _decode(text: str | bytes) -> Mapping[str, Any]:
+    shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    if "import torch" in shown or "import deepspeed" in shown or ("def " in shown[:2000] and "{" not in shown[:200]):
+        raise UserError(_("This is a program, not a ds_config: paste the JSON file that it passes to DeepSpeed."))
+    raw = decode_json(text, MAX_CHARS)
+    if not isinstance(raw, Mapping):
+        raise UserError(_("A ds_config is a JSON object; this is not one."))
+    return raw
+
+
+class _Reader:
+    """One reading in progress: collects notes, the mended file and the scenario's fields as it goes."""
+
+    def __init__(self, raw: Mapping[str, Any], scenario: Scenario, evidence: Evidence) -> None:
+        zero = raw.get("zero_optimization", {})
+        if not isinstance(zero, Mapping):
+            raise UserError(_("zero_optimization is {value}; it must be an object.").format(value=repr(zero)[:60]))
+        self._raw, self._zero = raw, zero
+        self._scenario, self._evidence = scenario, evidence
+        self._notes: list[str] = []
+        self._corrected: dict[str, Any] = json.loads(json.dumps(raw))
+        self._values: dict[str, Any] = {}
+
+    def read(self) -> Reading:
+        unknown = self._unknown()
+        stage = self._stage()
+        self._sizes(stage)
+        data = self._scenario_data(stage)
+        scenario = parse_scenario(data)
+        budget = predict(scenario, self._evidence)
+        keys = tuple(explain_key(name, self._zero, scenario, budget) for name in ZERO_KEYS if self._concerns(name))
+        return Reading(
+            scenario=scenario, keys=keys, notes=tuple(self._notes), unknown=unknown, corrected=self._corrected
+        )
+
+    def _concerns(self, name: str) -> bool:
+        """Keys of the file, and those defaults of DeepSpeed's that decide memory."""
+        return name in self._zero or (name not in _DEPRECATED and decides_memory(name))
+
+    def _unknown(self) -> tuple[str, ...]:
+        unknown = [str(key)[:60] for key in self._raw if key not in _TOP_KEYS]
+        for key in unknown:
+            if key in _MISPLACED:
+                message = _("{key} lies outside zero_optimization, where DeepSpeed does not read it: it has no effect.")
+                self._notes.append(message.format(key=key))
+            self._corrected.pop(key, None)
+        inner = [str(key)[:60] for key in self._zero if key not in ZERO_KEYS]
+        for key in inner:
+            message = _("zero_optimization.{key} is not a key of DeepSpeed 0.19.8, which refuses it.")
+            self._notes.append(message.format(key=key))
+            self._corrected["zero_optimization"].pop(key, None)
+        for old, new in _DEPRECATED.items():
+            if old in self._zero:
+                self._notes.append(_("{old} is deprecated: write {new}.").format(old=old, new=new))
+        return (*unknown, *(f"zero_optimization.{key}" for key in inner))
+
+    def _stage(self) -> int:
+        given = self._zero.get("stage", 0)
+        stage = self._whole("stage", given, least=0)
+        if stage is None or stage not in (0, 1, 2, 3):
+            raise UserError(
+                _("zero_optimization.stage is {value}; allowed are 0, 1, 2 and 3.").format(value=repr(given)[:40])
+            )
+        return stage
+
+    def _sizes(self, stage: int) -> None:
+        """Take up every size and switch that memory depends on, "auto" resolved."""
+        fields = ZeroConfig.model_fields
+        for name in fields:
+            if name in ("stage", *_BOOLEANS) or name not in self._zero:
+                continue
+            given = self._zero[name]
+            value = self._auto(name) if given == AUTO else self._whole(name, given, least=_LEAST.get(name, 0))
+            if value is not None:
+                self._values[name] = value
+        for name in _BOOLEANS:
+            given = self._zero.get(name)
+            if isinstance(given, bool):
+                self._values[name] = given
+            elif given is not None and given != AUTO:
+                message = _("zero_optimization.{key} is {value}; allowed is true or false. Its default is used.")
+                self._notes.append(message.format(key=name, value=repr(given)[:40]))
+
+    def _auto(self, name: str) -> int | None:
+        """Hugging Face's rules: h^2, 0.9 h^2 and 10 h; without a known hidden size DeepSpeed's default stays."""
+        hidden = self._hidden_size()
+        rules: dict[str, Callable[[int], int]] = {
+            "reduce_bucket_size": lambda h: h * h,
+            "stage3_prefetch_bucket_size": lambda h: int(0.9 * h * h),
+            "stage3_param_persistence_threshold": lambda h: 10 * h,
+        }
+        if name not in rules or hidden == 0:
+            message = _(
+                '{key} is "auto", which only Hugging Face fills in, from the hidden size; DeepSpeed keeps its default.'
+            )
+            self._notes.append(message.format(key=name))
+            self._corrected["zero_optimization"].pop(name, None)
+            return None
+        value = rules[name](hidden)
+        self._corrected["zero_optimization"][name] = value
+        return value
+
+    def _hidden_size(self) -> int:
+        budget = predict(self._scenario, self._evidence)
+        return budget.inventory.shapes.hidden_size if budget.inventory else 0
+
+    def _whole(self, name: str, given: Any, least: int) -> int | None:
+        """A size in any of the spellings that people use; what DeepSpeed would refuse is said and mended."""
+        value = _number(given)
+        if value is None or not least <= value <= MAX_PARAMS:
+            message = _(
+                "zero_optimization.{key} is {value}; allowed is a whole number from {least}. Its default is used."
+            )
+            self._notes.append(message.format(key=name, value=repr(given)[:40], least=least))
+            if isinstance(self._corrected.get("zero_optimization"), dict):
+                self._corrected["zero_optimization"].pop(name, None)
+            return None
+        text_ok = isinstance(given, str) and given.strip().lstrip("+").isdigit()
+        if not (isinstance(given, int) or text_ok or (isinstance(given, float) and given == int(given))):
+            message = _("zero_optimization.{key} is {value}, which DeepSpeed refuses: write {read}.")
+            self._notes.append(message.format(key=name, value=repr(given)[:40], read=int(value)))
+        if isinstance(self._corrected.get("zero_optimization"), dict):
+            self._corrected["zero_optimization"][name] = int(value)
+        return int(value)
+
+    def _scenario_data(self, stage: int) -> dict[str, Any]:
+        """The scenario with what the file says put in; what contradicts it is said."""
+        data = scenario_data(self._scenario)
+        data["parallelism"] = {"engine": "deepspeed", "zero_stage": stage}
+        defaults = ZeroConfig()
+        zero = {key: value for key, value in self._values.items() if value != getattr(defaults, key)}
+        if stage != 3:
+            zero.pop("zero_hpz_partition_size", None)
+        data["engine_config"] = {"zero_optimization": zero}
+        data["offload"] = self._offload(stage)
+        data["recipe"] = {**data.get("recipe", {}), **self._precision(stage)}
+        data["workload"] = {**data.get("workload", {}), **self._batch()}
+        return data
+
+    def _offload(self, stage: int) -> dict[str, str]:
+        found = {
+            "optimizer": self._device("offload_optimizer", "cpu_offload"),
+            "parameters": self._device("offload_param", "cpu_offload_param"),
+        }
+        for part, lowest in (("optimizer", 1), ("parameters", 3)):
+            needed = 3 if found[part] == "nvme" else lowest
+            if found[part] != "none" and stage < needed:
+                message = _(
+                    "Offloading the {part} to {device} needs ZeRO stage {needed}; at stage {stage} it does nothing."
+                )
+                self._notes.append(message.format(part=part, device=found[part], needed=needed, stage=stage))
+                found[part] = "none"
+        return found
+
+    def _device(self, section: str, legacy: str) -> str:
+        part = self._zero.get(section)
+        if isinstance(part, Mapping):
+            device = part.get("device", "none")
+            if device in ("none", "cpu", "nvme"):
+                return str(device)
+            message = _("zero_optimization.{key}.device is {value}; allowed are none, cpu and nvme.")
+            self._notes.append(message.format(key=section, value=repr(device)[:40]))
+        return "cpu" if self._zero.get(legacy) is True else "none"
+
+    def _precision(self, stage: int) -> dict[str, Any]:
+        """The dtypes: bf16, fp16, or neither, which is FP32 training."""
+        modes = {name: _enabled(self._raw.get(name)) for name in ("bf16", "fp16")}
+        types = self._raw.get("data_types")
+        accumulates = isinstance(types, Mapping) and types.get("grad_accum_dtype") in ("fp32", "float32")
+        if AUTO in modes.values():
+            message = _(
+                "Precision is left to the trainer: Hugging Face fills it in, DeepSpeed alone reads it as off and trains "
+                "in FP32. The recipe's convention is kept."
+            )
+            self._notes.append(message)
+            return {}
+        if modes["bf16"] is True and accumulates and stage >= 1:
+            return {"convention": "deepspeed_fp32_grad"}
+        if modes["bf16"] is True:
+            return {}
+        if modes["fp16"] is True:
+            return {"param_dtype": "fp16", "compute_dtype": "fp16", "grad_dtype": "fp16", "reduce_dtype": "fp16"}
+        if "bf16" in self._raw or "fp16" in self._raw:
+            self._notes.append(_("Neither bf16 nor fp16 is enabled: DeepSpeed trains in FP32."))
+            return {"convention": "fp32"}
+        self._notes.append(_("The file names no precision; the recipe's convention is kept."))
+        return {}
+
+    def _batch(self) -> dict[str, int]:
+        """Micro-batch and accumulation; one of the three batch numbers that is not given follows from the others."""
+        names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+        total, micro, accumulation = (self._batch_number(name) for name in names)
+        work, ranks = self._scenario.workload, self._scenario.hardware.gpus
+        if total and micro and accumulation:
+            self._check_batch(total, micro, accumulation, ranks)
+        elif total and micro and total % (micro * ranks) == 0:
+            accumulation = total // (micro * ranks)
+        elif total and accumulation and total % (accumulation * ranks) == 0:
+            micro = total // (accumulation * ranks)
+        return {"micro_batch": micro or work.micro_batch, "grad_accum": accumulation or work.grad_accum}
+
+    def _check_batch(self, total: int, micro: int, accumulation: int, ranks: int) -> None:
+        """Say it where the three batch numbers contradict the number of GPUs (DeepSpeedConfig._batch_assertion)."""
+        if total == micro * accumulation * ranks:
+            return
+        message = _(
+            "train_batch_size is {total}, but {micro} per GPU x {accumulation} steps x {ranks} GPUs is {product}: "
+            "DeepSpeed stops there. The file implies {implied:g} GPUs."
+        )
+        product, implied = micro * accumulation * ranks, total / (micro * accumulation)
+        self._notes.append(
+            message.format(
+                total=total, micro=micro, accumulation=accumulation, ranks=ranks, product=product, implied=implied
+            )
+        )
+
+    def _batch_number(self, name: str) -> int | None:
+        given = self._raw.get(name)
+        if given is None or given == AUTO:
+            return None
+        value = _number(given)
+        if value is None or value < 1 or value != int(value):
+            message = _("{key} is {value}; allowed is a whole number above 0. It is left as it was.")
+            self._notes.append(message.format(key=name, value=repr(given)[:40]))
+            return None
+        return int(value)
+
+
+_LEAST = {"reduce_bucket_size": 1, "sub_group_size": 1, "zero_hpz_partition_size": 1}
+
+
+def _number(given: Any) -> float | None:
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        value = float(given)
+    except (ValueError, OverflowError):
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _enabled(section: Any) -> bool | str | None:
+    given = section.get("enabled") if isinstance(section, Mapping) else section
+    return given if isinstance(given, bool) or given == AUTO else None

@@ -1,0 +1,219 @@
+"""ZeRO-3's gathered parameters, moment by moment: DeepSpeed's prefetch queue, run over the model's modules.
+
+Follows deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py (fetch_sub_module, release_sub_module,
+__params_to_release) and parameter_offload.py (hooks on every module, mark_persistent_parameters), from the
+second step on, when the order of the modules is known. Sizes are in elements.
+
+Two rules of it surprise users: ``max_live_parameters`` only limits how far the prefetcher runs ahead, and
+``max_reuse_distance`` alone keeps a parameter that is needed again soon. So the set is small only if the
+reuse distance is small and either prefetching is off or max_live_parameters is small.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from memcore.models import Block, Inventory, Role, Tensor
+
+_ORDER = {Role.ATTENTION: 1, Role.NORM: 2, Role.MLP: 3, Role.EXPERTS: 3}
+_FIRST_NORMS = ("input_layernorm", "ln_1", "layer_norm1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GatherSettings:
+    """The settings of a ds_config that decide the gathered set, in elements."""
+
+    prefetch_bucket: int
+    max_live: int
+    max_reuse: int
+    persistence: int
+    model_persistence: int = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gathered:
+    """Elements gathered at the most: in each layer's forward and backward, by layer, and in between.
+
+    `persistent`: elements that are never divided. `turn`: what is gathered when the backward has
+    fetched what its first module needs.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    turn: int
+    persistent: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """A module that is entered: the parameters of its own, and the segment of the step that it is in."""
+
+    params: tuple[int, ...]
+    segment: tuple[str, int]
+    releases: bool = True
+
+
+@dataclass(slots=True)
+class _Coordinator:
+    """The state of PartitionedParameterCoordinator that decides what is gathered."""
+
+    sizes: Sequence[int]
+    settings: GatherSettings
+    persistent: frozenset[int]
+    visits: Sequence[_Visit]
+    step: int = 0
+    available: set[int] = field(default_factory=set)
+    gathered: int = 0
+    fetched_for: dict[int, int] = field(default_factory=dict)
+    queue: deque[tuple[int, int]] = field(default_factory=deque)
+
+    def start(self) -> None:
+        """Fill the queue with every use of every parameter, in order (reset_step)."""
+        self.queue = deque((param, step) for step, visit in enumerate(self.visits) for param in sorted(visit.params))
+
+    def enter(self, visit: _Visit) -> None:
+        """fetch_sub_module: gather the module's own parameters, then run ahead."""
+        for param in visit.params:
+            self._gather(param)
+        waiting = {param for param in visit.params if self.fetched_for.get(param, -1) < self.step}
+        popped: set[int] = set()
+        while self.queue and len(popped) < len(waiting):
+            param, step = self.queue.popleft()
+            self.fetched_for[param] = step
+            popped.add(param)
+        self._prefetch()
+        self.step += 1
+
+    def _prefetch(self) -> None:
+        room = min(self.settings.max_live - self.gathered, self.settings.prefetch_bucket)
+        ahead = 0
+        while self.settings.prefetch_bucket and self.queue and ahead < room:
+            param, step = self.queue.popleft()
+            self.fetched_for[param] = max(self.fetched_for.get(param, -1), step)
+            ahead += self._gather(param)
+
+    def _gather(self, param: int) -> int:
+        if param in self.available or param in self.persistent:
+            return 0
+        self.available.add(param)
+        self.gathered += self.sizes[param]
+        return self.sizes[param]
+
+    def leave(self, visit: _Visit) -> None:
+        """release_sub_module: let go of what is not persistent, not fetched for later, and not needed soon."""
+        candidates = {param for param in visit.params if self.fetched_for.get(param, -1) <= self.step}
+        passed = 0
+        for step in range(self.step, len(self.visits)):
+            if passed >= self.settings.max_reuse or not candidates:
+                break
+            for param in self.visits[step].params:
+                candidates.discard(param)
+                passed += self.sizes[param]
+        for param in candidates & self.available:
+            self.available.remove(param)
+            self.gathered -= self.sizes[param]
+
+
+def simulate(inventory: Inventory, settings: GatherSettings, recomputed: Sequence[bool]) -> Gathered:
+    """Run one step. `recomputed[i]` says whether layer i's forward runs again in the backward."""
+    modules, sizes = _modules(inventory)
+    persistent = frozenset(_persistent(sizes, settings))
+    order = list(_step_order(modules, recomputed))
+    coordinator = _Coordinator(
+        sizes=sizes, settings=settings, persistent=persistent, visits=[visit for enters, visit in order if enters]
+    )
+    coordinator.start()
+    layers = len(inventory.layers)
+    peaks: dict[tuple[str, int], int] = {}
+    turn = 0
+    for enters, visit in order:
+        if enters:
+            coordinator.enter(visit)
+        else:
+            coordinator.leave(visit)
+        if visit.segment[0] == "backward" and not turn:
+            turn = coordinator.gathered
+        peaks[visit.segment] = max(peaks.get(visit.segment, 0), coordinator.gathered)
+    return Gathered(
+        forward=tuple(peaks.get(("forward", i), 0) for i in range(layers)),
+        backward=tuple(peaks.get(("backward", i), 0) for i in range(layers)),
+        turn=turn,
+        persistent=sum(sizes[index] for index in persistent),
+    )
+
+
+def _persistent(sizes: Sequence[int], settings: GatherSettings) -> Iterator[int]:
+    """Parameters at or under the threshold, as long as all of them together stay under the model's."""
+    held = 0
+    for index, size in enumerate(sizes):
+        if size <= settings.persistence and held + size <= settings.model_persistence:
+            held += size
+            yield index
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """A leaf module with its parameters, or a container without any, in a layer (or -1 before, L after them)."""
+
+    params: tuple[int, ...]
+    layer: int
+
+
+def _modules(inventory: Inventory) -> tuple[list[list[_Module]], list[int]]:
+    """The modules of each block in the order of execution, and the size of every parameter."""
+    sizes: list[int] = []
+    blocks: list[list[_Module]] = []
+    seen_layer = False
+    last = len(inventory.layers) - 1
+    for block in inventory.blocks:
+        seen_layer = seen_layer or block.layer is not None
+        layer = block.layer if block.layer is not None else (last if seen_layer else 0)
+        blocks.append(list(_block_modules(block, layer, sizes)))
+    return blocks, sizes
+
+
+def _block_modules(block: Block, layer: int, sizes: list[int]) -> Iterator[_Module]:
+    """Each owning module once; before it, once, the containers around it, which are hooked as well."""
+    if block.layer is not None:
+        yield _Module((), layer)
+    containers: set[str] = set()
+    owned: dict[str, list[Tensor]] = {}
+    for tensor in sorted(block.tensors, key=_execution_key):
+        owned.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
+    for owner, tensors in owned.items():
+        container = owner.partition(".")[0] if "." in owner else ""
+        if container and container not in containers:
+            containers.add(container)
+            yield _Module((), layer)
+        first = len(sizes)
+        sizes.extend(tensor.numel for tensor in tensors)
+        yield _Module(tuple(range(first, len(sizes))), layer)
+
+
+def _execution_key(tensor: Tensor) -> int:
+    """Norm before attention, attention, norm before the MLP, MLP: registration order puts the norms last."""
+    if tensor.role is Role.NORM and tensor.name.startswith(_FIRST_NORMS):
+        return 0
+    if "attn" in tensor.name:
+        return 1
+    return _ORDER.get(tensor.role, 4)
+
+
+def _step_order(blocks: Sequence[Sequence[_Module]], recomputed: Sequence[bool]) -> Iterator[tuple[bool, _Visit]]:
+    """Entering (True) and leaving (False) modules through the forward, then through the backward."""
+    for block in blocks:
+        for module in block:
+            visit = _Visit(module.params, ("forward", module.layer))
+            yield True, visit
+            yield False, visit
+    for block in reversed(blocks):
+        layer = block[0].layer
+        if recomputed and not block[0].params and recomputed[layer]:
+            for module in block:
+                visit = _Visit(module.params, ("backward", layer))
+                yield True, visit
+                yield False, visit
+        for module in reversed(block):
+            visit = _Visit(module.params, ("backward", layer))
+            yield True, visit
+            yield False, visit
