@@ -205,6 +205,24 @@ def _binding_reason(budget: Budget, unit: ByteUnit) -> list[str]:
     return [reason.format(term=term_label(term.name), size=format_bytes(most, unit))]
 
 
+def warnings(budget: Budget) -> list[str]:
+    """What the user should know beside the verdict, one sentence each."""
+    found = []
+    workload, inventory = budget.scenario.workload, budget.inventory
+    positions = inventory.shapes.max_positions if inventory else 0
+    if 0 < positions < workload.seq_len:
+        message = _("workload.seq_len is {seq:,}, beyond the {positions:,} positions that the model was made for.")
+        found.append(message.format(seq=workload.seq_len, positions=positions))
+    if budget.evidence.quantised_as:
+        message = _(
+            "The checkpoint is stored as {method}: full training needs it dequantised; counted here are {count} whole "
+            "parameters, never its packed blocks."
+        )
+        count = format_count(budget.states.n_params)
+        found.append(message.format(method=budget.evidence.quantised_as, count=count))
+    return found
+
+
 def missing_sentences(budget: Budget, unit: ByteUnit) -> list[str]:
     """What the budget leaves out, and what is left for it."""
     if not budget.missing:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from memcore.counting import inventory_of
-from memcore.models import Inventory, Role, catalogue_inventory
+from memcore.models import Inventory, Role, Tensor, TensorKind, catalogue_inventory
 from memcore.optimizers import OPTIMIZERS, OptimizerName, bytes_8bit, paged_bytes
 from memcore.scenario import Scenario, parse_scenario
 from memcore.states import ModelStates, is_quantised, model_states, nf4_bytes, precision_of
@@ -107,6 +107,17 @@ def test_torch_muon_refuses_stacked_experts_which_go_to_adamw():
     matrices = sum(t.numel for t in tensors if len(t.shape) == 2 and t.role not in (Role.EMBEDDING, Role.HEAD))
     assert momentum.elements == inventory.n_params
     assert variance.elements == inventory.n_params - matrices
+
+
+@pytest.mark.parametrize("shape", [(7,), (5, 7), (3, 5, 7), (2, 3, 5, 7)])
+def test_adafactor_factors_the_last_two_dimensions(shape: tuple[int, ...]):
+    weight = torch.nn.Parameter(torch.zeros(shape))
+    weight.grad = torch.ones(shape)
+    optimizer = torch.optim.Adafactor([weight])
+    optimizer.step()
+    tensor = Tensor(name="experts", shape=shape, role=Role.EXPERTS, kind=TensorKind.PARAMETER)
+    (state,) = OPTIMIZERS[OptimizerName.ADAFACTOR].moments([tensor], tensor.numel, False)
+    assert state.elements == kept_values(optimizer)
 
 
 def test_lion_keeps_one_value_for_each_parameter():

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import sqrt
 
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
 from memcore.units import ceil_div
 
 
@@ -18,9 +20,15 @@ class Checkpointing:
 
 
 def checkpointing(kind: str, num_layers: int) -> Checkpointing:
-    """The layers that a kind of checkpointing recomputes: see Workload.checkpointing."""
+    """The layers that a kind of checkpointing recomputes: see Workload.checkpointing.
+
+    Raises UserError where it names more layers than there are.
+    """
     name, _bracket, rest = kind.partition("(")
     k = int(rest.rstrip(")") or 1)
+    if k > num_layers:
+        message = _("workload.checkpointing is {kind}, but the model has {layers} layers.")
+        raise UserError(message.format(kind=kind, layers=num_layers), "workload.checkpointing")
     layers = range(num_layers)
     chosen: dict[str, tuple[int | None, ...]] = {
         "full": tuple(layers),

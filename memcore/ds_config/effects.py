@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from memcore.budget import Budget, predict
+from memcore.budget import Budget
+from memcore.buffers import with_zero
 from memcore.i18n import gettext as _
-from memcore.scenario import Scenario, parse_scenario, scenario_data
+from memcore.scenario import Scenario
 
 
 class Effect(StrEnum):
@@ -197,20 +198,12 @@ def _gather_rule(name: str) -> Rule:
         if _stage_of(scenario) != 3:
             return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
         now = _largest(budget, "gathered_parameters")
-        saved = now - _largest(_with_zero(scenario, budget, {name: 0}), "gathered_parameters")
+        saved = now - _largest(with_zero(budget, {name: 0}), "gathered_parameters")
         if saved > 0:
             return Effect.CAP, saved, _("Setting it to 0, and nothing else, would save this much of what is gathered.")
         return Effect.CAP, 0, _("Lowering it alone saves nothing here: the other settings keep as much gathered.")
 
     return rule
-
-
-def _with_zero(scenario: Scenario, budget: Budget, changes: Mapping[str, Any]) -> Budget:
-    """The scenario's budget with other settings of zero_optimization."""
-    data = scenario_data(scenario)
-    zero = data.get("engine_config", {}).get("zero_optimization", {})
-    data["engine_config"] = {"zero_optimization": {**zero, **changes}}
-    return predict(parse_scenario(data), budget.evidence)
 
 
 def _persistence_rule(scenario: Scenario, budget: Budget) -> Explained:

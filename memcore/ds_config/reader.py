@@ -283,8 +283,8 @@ class _Reader:
         accumulates = isinstance(types, Mapping) and types.get("grad_accum_dtype") in ("fp32", "float32")
         if AUTO in modes.values():
             message = _(
-                "Precision is left to the trainer: Hugging Face fills it in, DeepSpeed alone reads it as off and trains "
-                "in FP32. The recipe's convention is kept."
+                "Precision is left to the trainer: Hugging Face fills it in, DeepSpeed alone reads it as off and "
+                "trains in FP32. The recipe's convention is kept."
             )
             self._notes.append(message)
             return {}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import streamlit as st
 
 from memcore.budget import Budget, Verdict
-from memcore.explain import Explanation, assumptions, headroom, verdict_sentence
+from memcore.explain import Explanation, assumptions, headroom, verdict_sentence, warnings
 from memcore.i18n import gettext as _
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
@@ -25,6 +25,8 @@ def opening(title: str, budget: Budget, unit: ByteUnit) -> None:
     st.caption(assumptions(budget, unit))
     show = {Verdict.FITS: st.success, Verdict.UNCERTAIN: st.warning, Verdict.DOES_NOT_FIT: st.error}
     show[budget.verdict](verdict_sentence(budget, unit), icon=VERDICT_ICONS[budget.verdict])
+    for warning in warnings(budget):
+        st.warning(warning, icon=":material/info:")
 
 
 def figures(rows: Sequence[tuple[str, str, str]]) -> None:

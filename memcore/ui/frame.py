@@ -28,6 +28,11 @@ PAGES = {
     "static": ("pages/1_Static_accounting.py", mark("Static accounting"), ":material/functions:"),
     "zero": ("pages/2_ZeRO_stages.py", mark("ZeRO stages"), ":material/view_column:"),
 }
+# Three stacked bars. A picture of our own: an icon's name would have each browser fetch it from another host.
+PAGE_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path fill="#0072B2" d="M1 10h14v5H1z"/>'
+    '<path fill="#E69F00" d="M1 7h14v3H1z"/><path fill="#009E73" d="M1 1h14v6H1z"/></svg>'
+)
 # Wide enough, in pixels, for three choices side by side.
 SIDEBAR_WIDTH = 340
 Body = Callable[[Budget, ByteUnit], None]
@@ -38,7 +43,7 @@ def page(name: str, body: Body) -> None:
     notices = state.start()
     st.set_page_config(
         page_title=f"memcore · {_(PAGES[name][1])}",
-        page_icon=":material/memory:",
+        page_icon=PAGE_ICON,
         layout="wide",
         initial_sidebar_state=SIDEBAR_WIDTH,
     )

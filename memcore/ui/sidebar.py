@@ -39,7 +39,7 @@ class Sidebar:
                 ("parallelism", _("Engine"), _parallelism, True),
                 ("recipe", _("Recipe"), _recipe, False),
                 ("offload", _("Offload"), _offload, False),
-                ("workload", _("Workload"), _workload, False),
+                ("workload", _("Workload"), _workload, True),
             ):
                 if name != "offload" or ENGINE_OPTIONS[_engine()].offloads:
                     with st.expander(title, expanded=is_open):
@@ -232,7 +232,29 @@ def _offload() -> None:
 
 
 def _workload() -> None:
+    left, right = st.columns(2)
+    left.number_input(_("Micro-batch"), min_value=1, max_value=100_000_000, step=1, key="w_micro")
+    right.number_input(_("Tokens"), min_value=1, max_value=100_000_000, step=1024, key="w_seq", help=_("Per sequence."))
+    attentions = {"flash": _("flash"), "memory_efficient": _("memory-efficient"), "eager": _("plain")}
+    st.selectbox(_("Attention"), list(attentions), key="w_attention", format_func=attentions.__getitem__)
+    kinds = {
+        "none": _("none"),
+        "full": _("full: every layer"),
+        "segments": _("segments of k layers"),
+        "every_nth": _("every n-th layer"),
+        "first": _("the first n layers"),
+        "attention": _("attention scores only"),
+    }
+    st.selectbox(_("Checkpointing"), list(kinds), key="w_checkpointing", format_func=kinds.__getitem__)
+    if st.session_state["w_checkpointing"] in state.COUNTED_CHECKPOINTING:
+        st.number_input(_("Layers (k or n)"), min_value=1, max_value=9999, step=1, key="w_k")
+    losses = {"unfused": _("unfused, FP32 logits"), "chunked": _("in chunks"), "fused": _("fused with the head")}
+    st.selectbox(_("Loss"), list(losses), key="w_loss", format_func=losses.__getitem__)
     st.number_input(
-        _("Gradient accumulation steps"), min_value=1, max_value=1_000_000, step=1, key="w_accum",
+        _("Gradient accumulation steps"),
+        min_value=1,
+        max_value=100_000_000,
+        step=1,
+        key="w_accum",
         help=_("Above 1, gradients stay alive from one micro-step to the next."),
-    )  # fmt: skip
+    )

@@ -22,6 +22,7 @@ from memcore.scenario import (
     Method,
     Quantization,
     Scenario,
+    Workload,
     ZeroConfig,
     decode_json,
     parse_scenario,
@@ -37,6 +38,8 @@ DEFAULT_SCENARIO: dict[str, Any] = {
 CATALOGUE, COUNT, CONFIG = "catalogue", "count", "config"
 # The engine's own choice, as a value that a select box can hold.
 ENGINE_DEFAULT = "default"
+# Kinds of checkpointing that take a number of layers.
+COUNTED_CHECKPOINTING = ("segments", "every_nth", "first")
 
 _SCENARIO, _NOTICES = "scenario", "notices"
 UNIT, LANGUAGE = "w_unit", "w_language"
@@ -75,7 +78,20 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_implementation": optimizer.implementation or ENGINE_DEFAULT,
         "w_offload_optimizer": offload.optimizer.value,
         "w_offload_parameters": offload.parameters.value,
-        "w_accum": scenario.workload.grad_accum,
+        **_workload_values(scenario.workload),
+    }
+
+
+def _workload_values(workload: Workload) -> dict[str, Any]:
+    kind, _bracket, rest = workload.checkpointing.partition("(")
+    return {
+        "w_micro": workload.micro_batch,
+        "w_seq": workload.seq_len,
+        "w_accum": workload.grad_accum,
+        "w_attention": workload.attention,
+        "w_checkpointing": kind,
+        "w_k": int(rest.rstrip(")") or 2),
+        "w_loss": workload.loss,
     }
 
 
@@ -94,7 +110,7 @@ def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
         "parallelism": _parallelism(values, engine),
         "recipe": _recipe(values, base.get("recipe", {})),
         "offload": _offload(values, engine),
-        "workload": {**base.get("workload", {}), "grad_accum": values["w_accum"]},
+        "workload": {**base.get("workload", {}), **_workload(values)},
         **_engine_config(values, engine, base.get("engine_config", {})),
     }
 
@@ -136,6 +152,18 @@ def _recipe(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any
     if method is Method.QLORA:
         recipe["quantization"] = values["w_quantization"]
     return recipe
+
+
+def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
+    kind = values["w_checkpointing"]
+    return {
+        "micro_batch": values["w_micro"],
+        "seq_len": values["w_seq"],
+        "grad_accum": values["w_accum"],
+        "attention": values["w_attention"],
+        "checkpointing": f"{kind}({values['w_k']})" if kind in COUNTED_CHECKPOINTING else kind,
+        "loss": values["w_loss"],
+    }
 
 
 def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
