@@ -65,6 +65,7 @@ TERM_LABELS = {
     "variance": mark("Variance"),
     "factored_variance": mark("Factored variance"),
     "foreach_temporary": mark("Temporary of the foreach step"),
+    "for_loop_temporary": mark("Temporaries of the for-loop step"),
     "step_gradient_copies": mark("Gradient copies for the step"),
     "slice_padding": mark("Padding of the slices"),
     "reduce_bucket": mark("Reduce bucket"),
@@ -95,6 +96,7 @@ TERM_REMEDIES = {
     "momentum": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose an optimizer without it."),
     "variance": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose Adafactor, Lion or SGD."),
     "factored_variance": mark("It is small already."),
+    "for_loop_temporary": mark("Choose the fused implementation: it makes none."),
     "foreach_temporary": mark("Choose the fused implementation: it makes none."),
     "step_gradient_copies": mark("Share among more GPUs; at ZeRO stage 3 lower sub_group_size."),
     "slice_padding": mark("Choose a number of GPUs that divides the parameters."),
@@ -112,6 +114,27 @@ TERM_REMEDIES = {
     "logits_loss": mark("Compute the loss in chunks, or fused with the head, so that the logits are never whole."),
     "cublas_workspace": mark("Set CUBLAS_WORKSPACE_CONFIG to a smaller one; it may cost speed."),
     "runtime": mark("It cannot be avoided."),
+}
+
+
+# What a layer keeps, by the names of memcore.activations.layer.
+KEPT_LABELS = {
+    "norms": mark("Norms"),
+    "head_norms": mark("Norms of queries and keys"),
+    "linear_inputs": mark("Inputs of attention and MLP"),
+    "attention": mark("Queries, keys, values and their result"),
+    "attention_scores": mark("Attention scores"),
+    "log_sum_exp": mark("Log-sum-exp of the attention kernel"),
+    "dropout_masks": mark("Dropout masks"),
+    "mlp": mark("Inside of the MLP"),
+    "experts": mark("Inside of the experts"),
+    "router": mark("Router"),
+    "adapters": mark("Inputs of the adapters"),
+}
+LOSS_LABELS = {
+    "unfused": mark("unfused, FP32 logits"),
+    "chunked": mark("in chunks"),
+    "fused": mark("fused with the head"),
 }
 
 

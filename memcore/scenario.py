@@ -122,12 +122,17 @@ class Model(_Part):
         return self.n_params is not None or (self.name is not None and catalogue_model(self.name).config is None)
 
 
+def _node_size(gpus: int) -> int:
+    """The largest number of GPUs up to 8 that divides all of them into whole nodes."""
+    return next(size for size in range(min(8, gpus), 0, -1) if gpus % size == 0)
+
+
 class Hardware(_Part):
     """`gpu`: a name of the accelerator catalogue. `gpus`: all of them. `gpus_per_node`: at most 8 by default."""
 
     gpu: str = "H100-80GB"
     gpus: Degree = 1
-    gpus_per_node: Degree = Field(default_factory=lambda data: min(8, data.get("gpus", 1)))
+    gpus_per_node: Degree = Field(default_factory=lambda data: _node_size(data.get("gpus", 1)))
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> Self:

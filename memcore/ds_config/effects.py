@@ -91,10 +91,25 @@ ZERO_KEYS: Mapping[str, str] = {
 
 def explain_key(name: str, zero: Mapping[str, Any], scenario: Scenario, budget: Budget) -> KeyReading:
     """What one key of zero_optimization does at this stage, for this model."""
-    config = scenario.zero_config
-    value = getattr(config, name, zero.get(name))
+    value = in_force(name, zero, scenario)
     effect, cost, why = _RULES[ZERO_KEYS[name]](scenario, budget)
     return KeyReading(path=name, given=zero.get(name), value=value, effect=effect, cost_bytes=cost, why=why)
+
+
+def in_force(name: str, zero: Mapping[str, Any], scenario: Scenario) -> Any:
+    """The value that DeepSpeed works with: the file's, or its own default."""
+    stage = scenario.parallelism.stage
+    implied = {
+        "stage": stage,
+        "offload_optimizer": scenario.offload.optimizer.value,
+        "offload_param": scenario.offload.parameters.value,
+        "allgather_bucket_size": zero.get("allgather_bucket_size", 500_000_000),
+    }
+    if name in implied:
+        return implied[name]
+    value = getattr(scenario.zero_config, name, zero.get(name))
+    # overlap_comm is on by default at stage 3 only (DeepSpeedZeroConfig.overlap_comm_valid).
+    return stage == 3 if name == "overlap_comm" and value is None else value
 
 
 Explained = tuple[Effect, int | None, str]

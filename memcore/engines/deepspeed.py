@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memcore.activations import checkpointing
-from memcore.engines.base import Inputs, foreach_temporary, growing_gradients, is_update, resident
+from memcore.engines.base import Inputs, growing_gradients, is_update, resident, step_temporary
 from memcore.engines.zero3_gather import GatherSettings, simulate
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
@@ -161,7 +161,7 @@ def _stage_0(plan: _Plan) -> list[Term]:
                 source="deepspeed 0.19.8, runtime/fp16/fused_optimizer.py, FP16_Optimizer.step: casts, then flattens",
             )
         )
-    return [*found, *foreach_temporary(inputs, trained, inputs.states.trained_as.state_dtype.size)]
+    return [*found, *step_temporary(inputs, trained, inputs.states.trained_as.state_dtype.size, trained)]
 
 
 def _stage_1(plan: _Plan) -> list[Term]:
@@ -223,7 +223,11 @@ def _copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
 def _temporaries(plan: _Plan) -> list[Term]:
     """The optimizer's own temporaries, where it runs on the GPU."""
     state_bytes = plan.inputs.states.trained_as.state_dtype.size
-    return [] if plan.optimizer_offloaded else foreach_temporary(plan.inputs, plan.slice_elements, state_bytes)
+    return (
+        []
+        if plan.optimizer_offloaded
+        else step_temporary(plan.inputs, plan.slice_elements, state_bytes, plan.slice_elements)
+    )
 
 
 def _step_copies(plan: _Plan) -> list[Term]:
@@ -274,7 +278,7 @@ def _stage_3(plan: _Plan) -> list[Term]:
                 formula=Formula(symbols=rf"{each}\,\min(G, \Psi / N)", numbers=product(each, group)),
                 source=f"{_STAGE_3}, _prepare_fp32_grad_for_sub_group: flatten(...).to(...)",
             ),
-            *foreach_temporary(inputs, group, state_bytes),
+            *step_temporary(inputs, group, state_bytes, group),
         ]
     return [*found, *_gathered(plan), *_secondary(plan)]
 

@@ -5,7 +5,7 @@ _fsdp_collectives.py (foreach_all_gather, foreach_all_gather_copy_out, foreach_r
 of the largest unit (a decoder layer), R those of the root (embedding, final norm, head).
 """
 
-from memcore.engines.base import Inputs, foreach_temporary, resident
+from memcore.engines.base import Inputs, largest_slice, resident, step_temporary
 from memcore.models import Inventory
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, in_phases, product
 from memcore.units import ceil_div
@@ -23,7 +23,7 @@ def terms(inputs: Inputs) -> list[Term]:
     gradients = [_gradient_slices(inputs, share(state, inputs.stage, ranks), resident(inputs, state)) for state in
                  states.of(Category.GRADIENTS)]  # fmt: skip
     state_bytes = states.trained_as.state_dtype.size
-    step = foreach_temporary(inputs, ceil_div(states.trained, ranks), state_bytes)
+    step = step_temporary(inputs, ceil_div(states.trained, ranks), state_bytes, largest_slice(inputs, ranks))
     return [*kept, *gradients, *step, *_gathered(inputs)]
 
 

@@ -7,11 +7,13 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from memcore.budget import Budget
+from memcore.buffers import AboveFloor
 from memcore.compare import CURVE_RANKS, CardRow, ParameterCost, StageRow
 from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, term_label
+from memcore.explore import Curve, Segments
 from memcore.i18n import gettext as _
 from memcore.terms import Category
-from memcore.ui.palette import CATEGORY_COLOURS, GREY, STAGE_COLOURS
+from memcore.ui.palette import ATTENTION_COLOURS, CATEGORY_COLOURS, GREY, STAGE_COLOURS, TERM_COLOURS
 from memcore.units import ByteUnit, format_bytes
 from memcore.zero import Accounting
 
@@ -245,14 +247,7 @@ def world_sizes(
                 marker={"color": STAGE_COLOURS[stage], "size": 11, "symbol": "circle-open", "line": {"width": 3}},
                 hovertemplate="%{fullData.name}<extra></extra>",
             )
-    figure.add_scatter(
-        name=f"{_('usable')} {format_bytes(usable, unit, 1)}",
-        x=[min(CURVE_RANKS), max(CURVE_RANKS)],
-        y=[usable / unit.size] * 2,
-        mode="lines",
-        line={"color": GREY, "dash": "dash", "width": 2},
-        hoverinfo="skip",
-    )
+    _usable_trace(figure, min(CURVE_RANKS), max(CURVE_RANKS), usable, unit)
     figure.update_xaxes(
         type="log",
         title=_("GPUs that share the states"),
@@ -264,3 +259,133 @@ def world_sizes(
         type="log", dtick=1, exponentformat="none", title=_("model states per GPU ({unit})").format(unit=unit.value)
     )
     return _layout(figure, 420)
+
+
+def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
+    """For each phase the states of the floor, and every term that the engine adds on top."""
+    labels = [_(PHASE_LABELS[row.phase]) for row in rows]
+    figure = go.Figure()
+    figure.add_bar(
+        name=_("states of the floor"),
+        y=labels,
+        x=[row.floor / unit.size for row in rows],
+        orientation="h",
+        marker_color=CATEGORY_COLOURS[Category.WEIGHTS],
+        hovertemplate=f"%{{fullData.name}}: %{{x:.2f}} {unit.value}<extra></extra>",
+    )
+    names = dict.fromkeys(term.name for row in rows for term, _share in row.terms)
+    for position, name in enumerate(names):
+        shares = [sum(share for term, share in row.terms if term.name == name) for row in rows]
+        figure.add_bar(
+            name=term_label(name),
+            y=labels,
+            x=[share / unit.size for share in shares],
+            orientation="h",
+            marker_color=TERM_COLOURS[position % len(TERM_COLOURS)],
+            hovertemplate=f"%{{fullData.name}}: %{{x:.2f}} {unit.value}<extra></extra>",
+        )
+    totals = [row.floor + sum(share for _term, share in row.terms) for row in rows]
+    figure.update_layout(barmode="stack")
+    figure.update_yaxes(autorange="reversed")
+    _totals_at_bar_ends(figure, labels, totals, unit, [])
+    figure.update_xaxes(
+        title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * max(totals) / unit.size]
+    )
+    return _layout(figure, 400)
+
+
+def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit) -> go.Figure:
+    """Activations over the sequence length, both logarithmic: plain against flash, with and without checkpointing."""
+    names = {"flash": _("flash"), "memory_efficient": _("memory-efficient"), "eager": _("plain")}
+    kinds = {"none": _("no checkpointing"), "full": _("full checkpointing")}
+    figure = go.Figure()
+    for curve in curves:
+        figure.add_scatter(
+            name=f"{names[curve.attention]}, {kinds[curve.checkpointing]}",
+            x=[size for size, _total in curve.points],
+            y=[total / unit.size for _size, total in curve.points],
+            mode="lines",
+            line={
+                "color": ATTENTION_COLOURS[curve.attention],
+                "dash": "dash" if curve.checkpointing == "full" else "solid",
+            },
+            hovertemplate=f"%{{fullData.name}}, %{{x:,}} tokens: %{{y:.2f}} {unit.value}<extra></extra>",
+        )
+    sizes = [size for size, _total in curves[0].points]
+    _usable_trace(figure, sizes[0], sizes[-1], usable, unit)
+    figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
+    figure.update_xaxes(
+        type="log", title=_("tokens per sequence"), tickvals=sizes, ticktext=[f"{size:,}" for size in sizes]
+    )
+    figure.update_yaxes(
+        type="log", dtick=1, exponentformat="none", title=_("activations ({unit})").format(unit=unit.value)
+    )
+    return _layout(figure, 440)
+
+
+def depth(curves: Sequence[Curve], current: int, unit: ByteUnit) -> go.Figure:
+    """Activations over the number of layers, both logarithmic."""
+    kinds = {
+        "none": _("no checkpointing"),
+        "full": _("full checkpointing"),
+        "segments": _("segments of the best k"),
+    }
+    figure = go.Figure()
+    for position, curve in enumerate(curves):
+        figure.add_scatter(
+            name=kinds[curve.checkpointing],
+            x=[size for size, _total in curve.points],
+            y=[total / unit.size for _size, total in curve.points],
+            mode="lines+markers",
+            line={"color": STAGE_COLOURS[position]},
+            hovertemplate=f"%{{fullData.name}}, %{{x}} layers: %{{y:.2f}} {unit.value}<extra></extra>",
+        )
+    sizes = [size for size, _total in curves[0].points]
+    figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
+    figure.update_xaxes(type="log", title=_("layers"), tickvals=sizes)
+    figure.update_yaxes(
+        type="log", dtick=1, exponentformat="none", title=_("activations ({unit})").format(unit=unit.value)
+    )
+    return _layout(figure, 400)
+
+
+def segments(found: Segments, unit: ByteUnit) -> go.Figure:
+    """Peak activations over the segment length k, the best whole k and the textbook's marked."""
+    law = found.law
+    sizes = list(range(1, len(law.peaks) + 1))
+    figure = go.Figure()
+    figure.add_scatter(
+        name=_("this model's layer"),
+        x=sizes,
+        y=[peak / unit.size for peak in law.peaks],
+        mode="lines",
+        line={"color": CATEGORY_COLOURS[Category.ACTIVATIONS]},
+        hovertemplate=f"k = %{{x}}: %{{y:.2f}} {unit.value}<extra></extra>",
+    )
+    for name, k, colour in (
+        (_("best k = {k}"), law.best, CATEGORY_COLOURS[Category.OPTIMIZER]),
+        (_("textbook k = {k}"), law.textbook, CATEGORY_COLOURS[Category.LOSS]),
+    ):
+        figure.add_scatter(
+            name=name.format(k=k),
+            x=[k],
+            y=[law.peaks[k - 1] / unit.size],
+            mode="markers",
+            marker={"size": 12, "color": colour},
+            hovertemplate=f"%{{fullData.name}}: %{{y:.2f}} {unit.value}<extra></extra>",
+        )
+    figure.update_xaxes(title=_("layers per segment (k)"))
+    figure.update_yaxes(title=_("activations ({unit})").format(unit=unit.value), rangemode="tozero")
+    return _layout(figure, 380)
+
+
+def _usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit: ByteUnit) -> None:
+    """The card's usable memory as a line that a logarithmic axis takes too."""
+    figure.add_scatter(
+        name=f"{_('usable')} {format_bytes(usable, unit, 1)}",
+        x=[first, last],
+        y=[usable / unit.size] * 2,
+        mode="lines",
+        line={"color": GREY, "dash": "dash", "width": 2},
+        hoverinfo="skip",
+    )

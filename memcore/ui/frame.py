@@ -27,6 +27,8 @@ PAGES = {
     "home": ("app.py", mark("Home"), ":material/home:"),
     "static": ("pages/1_Static_accounting.py", mark("Static accounting"), ":material/functions:"),
     "zero": ("pages/2_ZeRO_stages.py", mark("ZeRO stages"), ":material/view_column:"),
+    "buffers": ("pages/3_Communication_buffers.py", mark("Communication buffers"), ":material/swap_horiz:"),
+    "activations": ("pages/4_Activation_explorer.py", mark("Activation explorer"), ":material/stacked_line_chart:"),
 }
 # Three stacked bars. A picture of our own: an icon's name would have each browser fetch it from another host.
 PAGE_ICON = (
