@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memcore.budget import Budget, Ladder
+from memcore.ds_config import Reading
 from memcore.models import Block, CatalogueModel, Inventory, Role, Tensor, catalogue_inventory, catalogue_model
 from memcore.recipes import DType
 from memcore.scenario import scenario_data
@@ -242,3 +243,26 @@ def _communication(communication: Communication, n_params: int) -> dict[str, Any
 
 def _copied(defaults: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if defaults is None else dict(defaults)
+
+
+def reading_report(reading: Reading, budget: Budget) -> dict[str, Any]:
+    """A ds_config's reading as JSON data: keys with their effect and cost in bytes, notes, the mended file, and
+    the budget of the scenario that it makes."""
+    return {
+        "keys": [
+            {
+                "path": key.path,
+                "given": key.given,
+                "in_force": key.value,
+                "effect": key.effect.value,
+                "cost_bytes": key.cost_bytes,
+                "why": key.why,
+            }
+            for key in reading.keys
+        ],
+        "costliest": [key.path for key in reading.costliest()],
+        "notes": list(reading.notes),
+        "unknown": list(reading.unknown),
+        "corrected": dict(reading.corrected),
+        "budget": budget_report(budget),
+    }

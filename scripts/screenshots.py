@@ -22,8 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT = 1400, 900
 START_TIMEOUT_S = 60
-# Plotly and the fonts draw after the page says that it is ready.
-SETTLE_MS = 3000
+# All grey placeholders gone, and a chart drawn: elements load their own code after the page has loaded.
+IS_DRAWN = """() => document.querySelector("h1") && document.querySelector(".main-svg")
+    && !document.querySelector("[data-testid=stSkeleton]")"""
+# Then fonts and transitions.
+SETTLE_MS = 1500
 # As root Chromium has no sandbox, and on a machine without a GPU nor without a network it must not look for either.
 CHROMIUM_OPTIONS = [
     "--no-sandbox",
@@ -89,7 +92,7 @@ def picture(browser: Browser, url: str) -> bytes:
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page = context.new_page()
     page.goto(url)
-    page.wait_for_selector("h1", timeout=1000 * START_TIMEOUT_S)
+    page.wait_for_function(IS_DRAWN, timeout=1000 * START_TIMEOUT_S)
     page.wait_for_timeout(SETTLE_MS)
     shot = page.screenshot()
     context.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memcore import cli
+from memcore import cli, columns, text
 from memcore.cli import main
 from memcore.hardware import accelerators
 from memcore.i18n import language
@@ -248,12 +248,12 @@ class TestText:
         }
         assert main(["predict", write(scenario), "--lang", language_code]) in (0, 1, 3)
         text = capsys.readouterr().out
-        assert max(cli._width(line) for line in text.splitlines()) <= 100
+        assert max(columns._width(line) for line in text.splitlines()) <= 100
 
     @pytest.mark.parametrize("argv", [["models"], ["gpus"], ["gpus", "--unit", "GiB"], ["gpus", "--lang", "zh"]])
     def test_no_table_needs_more_than_100_columns(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
         assert main(argv) == 0
-        assert max(cli._width(line) for line in capsys.readouterr().out.splitlines()) <= 100
+        assert max(columns._width(line) for line in capsys.readouterr().out.splitlines()) <= 100
 
     def test_the_text_tells_peak_usable_memory_and_sources(
         self, write: Any, capsys: pytest.CaptureFixture[str]
@@ -270,13 +270,13 @@ class TestText:
             assert expected in text
 
     def test_lines_break_at_spaces_between_chinese_characters_and_in_long_words(self) -> None:
-        assert cli._wrap("one two three", 7) == ["one two", "three"]
-        assert cli._wrap("显存不够用了", 4) == ["显存", "不够", "用了"]
-        assert cli._wrap("a" * 25, 10) == ["a" * 10, "a" * 10, "a" * 5]
-        assert cli._wrap("", 10) == [""]
+        assert columns.wrap("one two three", 7) == ["one two", "three"]
+        assert columns.wrap("显存不够用了", 4) == ["显存", "不够", "用了"]
+        assert columns.wrap("a" * 25, 10) == ["a" * 10, "a" * 10, "a" * 5]
+        assert columns.wrap("", 10) == [""]
 
     def test_numbers_are_written_as_ranges(self) -> None:
-        assert cli._ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+        assert text._ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
     def test_an_output_that_is_not_utf_8_still_gets_its_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
         written = io.BytesIO()

@@ -11,6 +11,7 @@ from typing import Any
 from memcore.budget import Budget
 from memcore.buffers import with_zero
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.scenario import Scenario
 
 
@@ -21,6 +22,14 @@ class Effect(StrEnum):
     CAP = "cap"
     NO_EFFECT = "no_effect"
     NOT_PREDICTED = "not_predicted"
+
+
+EFFECT_LABELS = {
+    Effect.ALLOCATED: mark("allocated"),
+    Effect.CAP: mark("cap"),
+    Effect.NO_EFFECT: mark("without effect"),
+    Effect.NOT_PREDICTED: mark("not predicted"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,7 @@ from memcore.i18n import gettext as _
 from memcore.scenario import Scenario, ZeroConfig, decode_json, parse_scenario, scenario_data
 from memcore.units import MAX_PARAMS
 
-MAX_CHARS = 200_000
+MAX_DS_CONFIG_CHARS = 200_000
 AUTO = "auto"
 
 
@@ -116,7 +116,7 @@ def _decode(text: str | bytes) -> Mapping[str, Any]:
     shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     if "import torch" in shown or "import deepspeed" in shown or ("def " in shown[:2000] and "{" not in shown[:200]):
         raise UserError(_("This is a program, not a ds_config: paste the JSON file that it passes to DeepSpeed."))
-    raw = decode_json(text, MAX_CHARS)
+    raw = decode_json(text, MAX_DS_CONFIG_CHARS)
     if not isinstance(raw, Mapping):
         raise UserError(_("A ds_config is a JSON object; this is not one."))
     return raw

@@ -119,18 +119,23 @@ def _slice_term(plan: _Plan, width: int, alive: Callable[[Moment], bool], source
     )
 
 
-def _bucket(plan: _Plan, copies: int, phases: tuple[Phase, ...], source: str) -> Term:
+def _bucket(plan: _Plan, copies: int, phases: tuple[Phase, ...], source: str) -> list[Term]:
+    """The flat buffer that gradients are copied into; without contiguous_gradients there is none."""
+    if not plan.config.contiguous_gradients:
+        return []
     elements, width = plan.config.reduce_bucket_size, plan.grad_bytes
-    return Term(
-        name="reduce_bucket",
-        category=Category.COMMUNICATION,
-        bytes_at=in_phases(plan.inputs.timeline, copies * elements * width, *phases),
-        formula=Formula(
-            symbols=rf"{copies} \times {width}\,B" if copies > 1 else rf"{width}\,B",
-            numbers=product(copies, width, elements) if copies > 1 else product(width, elements),
-        ),
-        source=source,
-    )
+    return [
+        Term(
+            name="reduce_bucket",
+            category=Category.COMMUNICATION,
+            bytes_at=in_phases(plan.inputs.timeline, copies * elements * width, *phases),
+            formula=Formula(
+                symbols=rf"{copies} \times {width}\,B" if copies > 1 else rf"{width}\,B",
+                numbers=product(copies, width, elements) if copies > 1 else product(width, elements),
+            ),
+            source=source,
+        )
+    ]
 
 
 def _stage_0(plan: _Plan) -> list[Term]:
@@ -174,6 +179,10 @@ def _stage_1(plan: _Plan) -> list[Term]:
     if plan.config.overlap_comm:
         return _reduced_as_they_come(plan, copies=2)
     state, width = _gradient_state(plan), plan.grad_bytes
+    if not plan.config.contiguous_gradients:
+        # Reduced where they are: this rank's slice is a view of them until the step.
+        in_place = growing_gradients(inputs, state, state.total_bytes, gone_at=is_update)
+        return [in_place, *_step_copies(plan)]
     first_bucket = min(plan.config.reduce_bucket_size, inputs.states.trained) * width
     whole = growing_gradients(inputs, state, state.total_bytes, gone_at=lambda m: m.phase is Phase.OPTIMIZER)
 
@@ -189,7 +198,7 @@ def _stage_1(plan: _Plan) -> list[Term]:
         plan, width, lambda m: m.segment in ("reduce", "gradients"), f"{_STAGE_12}, copy_grads_in_partition"
     )
     bucket = _bucket(plan, 1, (Phase.BACKWARD,), f"{_STAGE_12}, setup_buckets")
-    return [gradients, reduced, bucket, *_step_copies(plan)]
+    return [gradients, reduced, *bucket, *_step_copies(plan)]
 
 
 def _stage_2(plan: _Plan) -> list[Term]:
@@ -206,12 +215,12 @@ def _reduced_as_they_come(plan: _Plan, copies: int) -> list[Term]:
         # One flat FP32 slice, on the GPU even when the optimizer is not; the update takes it as it is.
         source = f"{_STAGE_12}, _build_compact_grad_partition_buffer"
         kept = _slice_term(plan, width, lambda m: _alive_gradients(inputs, m) or is_update(m), source)
-        return [kept, bucket, *_temporaries(plan)]
+        return [kept, *bucket, *_temporaries(plan)]
     if plan.optimizer_offloaded:
         # Reduced slices are copied to pinned host memory as they come.
-        return [bucket]
+        return bucket
     source = f"{_STAGE_12}, copy_grads_in_partition"
-    return [_slice_term(plan, width, lambda m: _alive_gradients(inputs, m), source), bucket, *_step_copies(plan)]
+    return [_slice_term(plan, width, lambda m: _alive_gradients(inputs, m), source), *bucket, *_step_copies(plan)]
 
 
 def _copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
@@ -262,7 +271,7 @@ def _stage_3(plan: _Plan) -> list[Term]:
     width = accumulation.element_bytes if accumulation else plan.grad_bytes
     assert width is not None, "gradients have one dtype"
     always = tuple(Phase)
-    found = [_bucket(plan, 1, always, f"{_STAGE_3}, DeepSpeedZeroOptimizer_Stage3.__init__ (ipg_buckets)")]
+    found = _bucket(plan, 1, always, f"{_STAGE_3}, DeepSpeedZeroOptimizer_Stage3.__init__ (ipg_buckets)")
     if not plan.optimizer_offloaded:
         slice_source = f"{_STAGE_3}, grad_partitions_flat_buffer"
         group = min(config.sub_group_size, plan.slice_elements)

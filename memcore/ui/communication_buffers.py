@@ -17,7 +17,7 @@ from memcore.buffers import (
     two_against_three,
     with_zero,
 )
-from memcore.ds_config import Effect, KeyReading, Reading, read_ds_config
+from memcore.ds_config import EFFECT_LABELS, Effect, KeyReading, Reading, read_ds_config
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.explain import explain_term, term_label
@@ -123,18 +123,12 @@ def _show_reading(reading: Reading, budget: Budget, unit: ByteUnit) -> None:
 
 
 def _key_row(key: KeyReading, unit: ByteUnit) -> dict[str, object]:
-    effects = {
-        Effect.ALLOCATED: _("allocated"),
-        Effect.CAP: _("cap"),
-        Effect.NO_EFFECT: _("without effect"),
-        Effect.NOT_PREDICTED: _("not predicted"),
-    }
     unlimited = isinstance(key.value, int) and key.value >= 2**62
     return {
         _("Setting"): key.path,
         _("Given"): "—" if key.given is None else json.dumps(key.given)[:60],
         _("In force"): _("no limit") if unlimited else json.dumps(key.value)[:40],
-        _("Effect"): effects[key.effect],
+        _("Effect"): _(EFFECT_LABELS[key.effect]),
         _("Costs"): "—" if key.cost_bytes is None else format_bytes(key.cost_bytes, unit),
         _("Why"): key.why,
     }

@@ -184,6 +184,15 @@ class Tab:
         texts = {key: self.text_of(key) for key in ("w_count", "w_gpu", "w_gpus", "w_node", "w_engine")}
         return texts | {key: self.chosen(key) for key in ("w_source", "w_stage", "w_unit", "w_language")}
 
+    def assert_values(self, wanted: dict[str, str], when: str) -> None:
+        """The widgets show these values, if not at once then after the browser has caught up."""
+        for _attempt in range(50):
+            if (shown := self.values()) == wanted:
+                return
+            print("WAIT", when, {k:v for k,v in shown.items() if wanted[k]!=v})
+            self.page.wait_for_timeout(100)
+        assert shown == wanted, when
+
     def verdict(self) -> str:
         return self.page.locator("[data-testid=stMain] [data-testid=stAlert]").first.inner_text()
 
@@ -218,7 +227,7 @@ def test_a_deep_link_survives_all_page_switches_and_a_reload(tab: Tab, server: S
     others = [number for number in range(len(PATHS)) if number != start]
     for number in [*others, start, *reversed(others), start]:
         tab.switch(number)
-        assert tab.values() == values, f"after the switch to page {number}"
+        tab.assert_values(values, f"after the switch to page {number}")
         assert tab.verdict() == verdict
         assert read_link(tab.parameters()["s"]).scenario == SCENARIO
         assert tab.parameters()["unit"] == unit
@@ -227,7 +236,7 @@ def test_a_deep_link_survives_all_page_switches_and_a_reload(tab: Tab, server: S
         tab.switch(number)
         tab.page.reload()
         tab.settle()
-        assert tab.values() == values, f"after the reload of page {number}"
+        tab.assert_values(values, f"after the reload of page {number}")
         assert tab.verdict() == verdict
     tab.assert_nothing_red()
 
