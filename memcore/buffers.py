@@ -131,7 +131,7 @@ def smaller_settings(budget: Budget) -> dict[str, int]:
 
     Empty for a bare count and for engines without these settings.
     """
-    if budget.inventory is None or not ENGINE_OPTIONS[budget.scenario.parallelism.engine].has_config:
+    if budget.inventory is None or not ENGINE_OPTIONS[budget.scenario.parallelism.engine].stages:
         return {}
     layer, zero = budget.inventory.largest_layer.numel, budget.scenario.zero_config
     names = ("reduce_bucket_size", *GATHER_KNOBS, "sub_group_size") if budget.scenario.parallelism.stage == 3 else (

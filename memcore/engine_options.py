@@ -30,7 +30,6 @@ class EngineOptions:
     shards: bool = False
     replicates: bool = False
     offloads: bool = False
-    has_config: bool = False
     default_implementation: str = "foreach"
 
 
@@ -43,7 +42,6 @@ ENGINE_OPTIONS = {
         stages=(0, 1, 2, 3),
         shards=True,
         offloads=True,
-        has_config=True,
         # DeepSpeed's own default is its FusedAdam (deepspeed 0.19.8, runtime/engine.py,
         # _configure_basic_optimizer), which makes no temporaries.
         default_implementation="fused",

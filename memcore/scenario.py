@@ -272,13 +272,34 @@ class DeepSpeedConfig(_Part):
     zero_optimization: ZeroConfig = ZeroConfig()
 
 
+class Fsdp2Config(_Part):
+    """How FSDP2 is applied, a unit per decoder layer. Without `reshard_after_forward` a layer stays gathered from
+    its forward to its backward."""
+
+    reshard_after_forward: bool = True
+
+
+class DdpConfig(_Part):
+    """DistributedDataParallel's arguments that decide memory."""
+
+    gradient_as_bucket_view: bool = False
+
+
+EngineConfig = DeepSpeedConfig | Fsdp2Config | DdpConfig
+_ENGINE_CONFIGS: Mapping[EngineName, type[EngineConfig]] = {
+    EngineName.DEEPSPEED: DeepSpeedConfig,
+    EngineName.FSDP2: Fsdp2Config,
+    EngineName.DDP: DdpConfig,
+}
+
+
 class Scenario(_Part):
     """One training run. Every part has defaults but the model."""
 
     model: Model
     hardware: Hardware = Hardware()
     parallelism: Parallelism = Field(default_factory=Parallelism)
-    engine_config: DeepSpeedConfig | None = None
+    engine_config: EngineConfig | None = None
     recipe: Recipe = Recipe()
     offload: Offload = Offload()
     workload: Workload = Workload()
@@ -294,7 +315,8 @@ class Scenario(_Part):
         if not isinstance(given, Mapping) or not isinstance(hardware, Mapping):
             return data
         config = data.get("engine_config")
-        return {**data, "parallelism": _filled_parallelism(given, hardware.get("gpus", 1), config)}
+        parallelism = _filled_parallelism(given, hardware.get("gpus", 1), config)
+        return {**data, "parallelism": parallelism, "engine_config": _engine_config(config, parallelism["engine"])}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -307,7 +329,8 @@ class Scenario(_Part):
     @property
     def zero_config(self) -> ZeroConfig:
         """DeepSpeed's settings, its defaults where none were given."""
-        return (self.engine_config or DeepSpeedConfig()).zero_optimization
+        config = self.engine_config
+        return config.zero_optimization if isinstance(config, DeepSpeedConfig) else ZeroConfig()
 
 
 def _integer(value: object) -> int | None:
@@ -318,12 +341,17 @@ def _integer(value: object) -> int | None:
         return None
 
 
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def _filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) -> dict[str, Any]:
     filled = dict(given)
     number = _integer(gpus)
     several = number is not None and number > 1
     if filled.get("engine") is None:
-        staged = filled.get("zero_stage") is not None or config is not None
+        of_deepspeed = isinstance(config, DeepSpeedConfig) or "zero_optimization" in _mapping(config)
+        staged = filled.get("zero_stage") is not None or of_deepspeed
         filled["engine"] = EngineName.DEEPSPEED if staged else EngineName.DDP if several else EngineName.SINGLE
     if not isinstance(filled["engine"], str) or filled["engine"] not in set(EngineName):
         return filled  # the field's own refusal names it
@@ -334,6 +362,25 @@ def _filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) 
         filled["zero_stage"] = 0 if stage is None else stage
     _fill_data_parallel(filled, gpus, options.shards)
     return filled
+
+
+def _engine_config(given: object, engine: object) -> object:
+    """The engine's own settings, read as that engine's; what its model refuses is named below engine_config."""
+    if given is None or isinstance(given, BaseModel) or not isinstance(engine, str) or engine not in set(EngineName):
+        return given
+    if not isinstance(given, Mapping):
+        message = _("{field} is {value}; allowed is an object with its fields.")
+        raise _refuse("engine_config", message, value=repr(given)[:60])
+    model = _ENGINE_CONFIGS.get(EngineName(engine))
+    if model is None:
+        raise _refuse("engine_config", _("{field} does nothing for {engine}: leave it out."), engine=engine)
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        if error.errors()[0]["type"] == "extra_forbidden":
+            message = _("{field} is not a setting of {engine} that is read here.")
+            raise _refuse(f"engine_config.{error.errors()[0]['loc'][-1]}", message, engine=engine) from None
+        raise _first_error(error, "engine_config") from None
 
 
 def _fill_data_parallel(filled: dict[str, Any], gpus: object, shards: bool) -> None:
@@ -385,10 +432,11 @@ def _check_parallelism(scenario: Scenario) -> None:
 
 def _check_engine(scenario: Scenario) -> None:
     parallelism, engine = scenario.parallelism, scenario.parallelism.engine.value
-    if scenario.engine_config is None:
+    config = scenario.engine_config
+    if config is None:
         return
-    if not ENGINE_OPTIONS[parallelism.engine].has_config:
-        raise _refuse("engine_config", _("{field} is DeepSpeed's, and does nothing for {engine}."), engine=engine)
+    if not isinstance(config, _ENGINE_CONFIGS.get(parallelism.engine, type(None))):
+        raise _refuse("engine_config", _("{field} is of another engine than {engine}: leave it out."), engine=engine)
     zero = scenario.zero_config
     if zero.stage is not None and zero.stage != parallelism.zero_stage:
         message = _("{field} is {value}, but parallelism.zero_stage is {stage}: they must be the same.")
@@ -504,12 +552,14 @@ def _kind(value: object) -> str:
     return names.get(type(value), _("a number"))
 
 
-def _first_error(error: ValidationError) -> UserError:
+def _first_error(error: ValidationError, prefix: str = "") -> UserError:
+    """The first refusal as one sentence; `prefix` is the path of the part that was read."""
     first = error.errors()[0]
     inner = first.get("ctx", {}).get("error")
     if isinstance(inner, UserError) and inner.field:
         return inner
-    field = ".".join(str(part) for part in first["loc"] if not (isinstance(part, str) and "[" in part))
+    parts = [prefix, *first["loc"]] if prefix else list(first["loc"])
+    field = ".".join(str(part) for part in parts if not (isinstance(part, str) and "[" in part))
     if isinstance(inner, UserError):
         return UserError(str(inner), field)
     value = first.get("input")

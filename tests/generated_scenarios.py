@@ -155,6 +155,6 @@ def scenarios(draw: st.DrawFn, *, configs: bool = True) -> Scenario:
             )
         ),
     }
-    if options.has_config and draw(st.booleans()):
+    if options.stages and draw(st.booleans()):
         data["engine_config"] = draw(_engine_config(stage, hardware["gpus"]))
     return parse_scenario(data)

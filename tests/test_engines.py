@@ -309,6 +309,38 @@ class TestDdpAndFsdp2:
         assert at(budget, "gradients", "optimizer") == 4 * math.ceil(LLAMA_PSI / 8)
         assert at(budget, "gradients", "forward[0]") == 0
 
+    def test_layers_that_stay_gathered_cost_what_was_published(self):
+        """torchtitan's Llama 3 8B on 8 GPUs: reshard_after_forward=False took 12.6 GiB more."""
+        peaks = []
+        for reshards in (True, False):
+            data = {
+                "model": {"name": LLAMA},
+                "hardware": {"gpus": 8},
+                "parallelism": {"engine": "fsdp2"},
+                "engine_config": {"reshard_after_forward": reshards},
+                "recipe": {"convention": "fsdp2_mixed"},
+                "workload": {"seq_len": 8192, "checkpointing": "full"},
+            }
+            peaks.append(predict(parse_scenario(data)).peak_bytes)
+        assert (peaks[1] - peaks[0]) / 2**30 == pytest.approx(12.6, abs=0.05)
+
+    def test_gradients_as_views_of_ddps_buckets_are_not_there_twice(self):
+        budgets = [
+            predict(
+                parse_scenario(
+                    {
+                        "model": {"name": LLAMA},
+                        "hardware": {"gpus": 8},
+                        "parallelism": {"engine": "ddp"},
+                        "engine_config": {"gradient_as_bucket_view": view},
+                    }
+                )
+            )
+            for view in (False, True)
+        ]
+        assert [named(budget, "ddp_buckets") for budget in budgets] == [2 * LLAMA_PSI] * 2
+        assert [named(budget, "gradients") for budget in budgets] == [2 * LLAMA_PSI, 0]
+
     def test_one_rank_gathers_nothing(self):
         for engine in ("fsdp2", "deepspeed"):
             parallelism = {"engine": engine, **({"zero_stage": 3} if engine == "deepspeed" else {})}

@@ -16,6 +16,7 @@ import pytest
 
 from memcore.cli import main
 from memcore.settings import LIGHT_PREFIX, PREFIX, Settings, read_settings
+from memcore.ui.frame import PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -114,6 +115,13 @@ class TestReadme:
         path.write_text(json.dumps(json.loads(scenario[1])), encoding="utf-8")
         assert main(["predict", str(path)]) == 0
         assert capsys.readouterr().out.startswith(shown[1])
+
+    def test_every_command_and_page_is_listed(self, capsys: pytest.CaptureFixture[str]):
+        assert main(["--help"]) == 0
+        commands = re.findall(r"^    (\S+) {2,}\S", capsys.readouterr().out, re.MULTILINE)
+        listed = re.findall(r"^\| `python -m memcore ([\w-]+)", section(README, "Command line"), re.MULTILINE)
+        assert set(listed) == set(commands)
+        assert first_column(section(README, "Pages")) == [label for _file, label, _icon in PAGES.values()]
 
     def test_settings_are_those_that_are_read(self):
         rows = re.findall(r"^\| `(\w+)` \| ?(\S*) \|", section(README, "Settings"), re.MULTILINE)

@@ -231,9 +231,14 @@ REFUSALS = [
     ({"parallelism": []}, "parallelism", "parallelism is []; allowed is an object with its fields."),
     # engine_config
     (
-        {**EIGHT, "engine_config": {}, "parallelism": {"engine": "ddp"}},
+        {"engine_config": {}, "parallelism": {"engine": "single"}},
         "engine_config",
-        "engine_config is DeepSpeed's, and does nothing for ddp.",
+        "engine_config does nothing for single: leave it out.",
+    ),
+    (
+        {**EIGHT, "engine_config": {"zero_optimization": {}}, "parallelism": {"engine": "ddp"}},
+        "engine_config.zero_optimization",
+        "engine_config.zero_optimization is not a setting of ddp that is read here.",
     ),
     (
         {"engine_config": {"zero_optimization": {"stage": 2}}, "parallelism": {"zero_stage": 3}},

@@ -7,12 +7,19 @@ makes the gradients views of it.
 
 from memcore.engines import single
 from memcore.engines.base import Inputs
+from memcore.scenario import DdpConfig
 from memcore.terms import Category, Formula, Term, product
 
 
 def terms(inputs: Inputs) -> list[Term]:
-    """The terms of one DDP rank: those of a single GPU, and the reducer's buckets."""
-    states = inputs.states
+    """The terms of one DDP rank: those of a single GPU, and the reducer's buckets.
+
+    As views of the buckets, gradients are never freed: the buckets stay, and nothing comes on top of them.
+    """
+    states, config = inputs.states, inputs.scenario.engine_config
+    plain = single.terms(inputs)
+    if isinstance(config, DdpConfig) and config.gradient_as_bucket_view:
+        plain = [term for term in plain if term.category is not Category.GRADIENTS]
     dtype = states.trained_as.grad_dtype
     buckets = Term(
         name="ddp_buckets",
@@ -21,4 +28,4 @@ def terms(inputs: Inputs) -> list[Term]:
         formula=Formula(symbols=rf"{dtype.size}\,\Psi_t", numbers=product(dtype.size, states.trained)),
         source="torch 2.13, torch/csrc/distributed/c10d/reducer.cpp, Reducer::initialize_buckets",
     )
-    return [*single.terms(inputs), buckets]
+    return [*plain, buckets]

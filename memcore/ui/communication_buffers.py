@@ -54,12 +54,12 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     st.plotly_chart(charts.above_floor(rows, unit), config=charts.CONFIG, alt=_("From the floor to the peak, by phase"))
     names = {term.name for row in rows for term, _share in row.terms}
     how_computed(explain_term(term, unit) for term in budget.terms if term.name in names)
-    if engine.has_config:
+    if engine.stages:
         _ds_config(budget, unit)
         if budget.scenario.parallelism.stage == 3 and budget.inventory is not None:
             _what_if(budget, unit)
     _two_or_three(budget, unit)
-    if engine.has_config:
+    if engine.stages:
         _estimator(budget, unit)
     _bandwidth(budget, unit)
     downloads(budget, budget_rows(budget), "buffers")

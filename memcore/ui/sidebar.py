@@ -154,7 +154,10 @@ def _parallelism() -> None:
     if stages := ENGINE_OPTIONS[engine].stages:
         st.segmented_control(_("ZeRO stage"), list(stages), key="w_stage", required=True)
         _deepspeed(st.session_state["w_stage"])
+    if engine is EngineName.DDP:
+        st.toggle("gradient_as_bucket_view", key="w_bucket_view")
     if engine is EngineName.FSDP2:
+        st.toggle("reshard_after_forward", key="w_reshard")
         st.number_input(
             _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
             help=_("Groups that hold the same; the GPUs of one group divide the states."),

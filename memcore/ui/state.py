@@ -18,6 +18,8 @@ from memcore.i18n import gettext as _
 from memcore.link import read_link, write_link
 from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.scenario import (
+    DdpConfig,
+    Fsdp2Config,
     Lora,
     Method,
     Quantization,
@@ -50,6 +52,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
     model, hardware, parallelism = scenario.model, scenario.hardware, scenario.parallelism
     recipe, offload, zero = scenario.recipe, scenario.offload, scenario.zero_config
     lora, optimizer = recipe.lora or Lora(), recipe.optimizer
+    config = scenario.engine_config
     source = CATALOGUE if model.name is not None else COUNT if model.n_params is not None else CONFIG
     return {
         "w_source": source,
@@ -63,6 +66,8 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_engine": parallelism.engine.value,
         "w_stage": parallelism.stage,
         "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
+        "w_reshard": not isinstance(config, Fsdp2Config) or config.reshard_after_forward,
+        "w_bucket_view": isinstance(config, DdpConfig) and config.gradient_as_bucket_view,
         "w_bucket": zero.reduce_bucket_size,
         "w_overlap": bool(zero.overlap_comm),
         "w_hpz": zero.zero_hpz_partition_size,
@@ -173,7 +178,11 @@ def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
 
 
 def _engine_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
-    if not ENGINE_OPTIONS[engine].has_config:
+    if engine is EngineName.FSDP2 and not values["w_reshard"]:
+        return {"engine_config": {"reshard_after_forward": False}}
+    if engine is EngineName.DDP and values["w_bucket_view"]:
+        return {"engine_config": {"gradient_as_bucket_view": True}}
+    if not ENGINE_OPTIONS[engine].stages:
         return {}
     stage = values["w_stage"]
     zero = {key: value for key, value in base.get("zero_optimization", {}).items() if key != "stage"}

@@ -189,7 +189,7 @@ class Tab:
         for _attempt in range(50):
             if (shown := self.values()) == wanted:
                 return
-            print("WAIT", when, {k:v for k,v in shown.items() if wanted[k]!=v})
+            print("WAIT", when, {k: v for k, v in shown.items() if wanted[k] != v})
             self.page.wait_for_timeout(100)
         assert shown == wanted, when
 
