@@ -81,9 +81,11 @@ def table(report: dict[str, object]) -> str:
         slow = "" if page["median_ms"] <= TARGET_MS else f"  above {TARGET_MS} ms"
         failed = "  failed" if page["failed"] else ""
         lines.append(f"{page['page']:{width}}  {page['median_ms']:9}  {page['slowest_ms']:10}{slow}{failed}")
-    for package in ("torch", "transformers"):
-        lines.append(f"{package} in the process: {'yes' if report[f'{package}_in_process'] else 'no'}")
-    return "\n".join(lines)
+    in_process = [
+        f"{package} in the process: {'yes' if report[f'{package}_in_process'] else 'no'}"
+        for package in ("torch", "transformers")
+    ]
+    return "\n".join([*lines, *in_process])
 
 
 if __name__ == "__main__":

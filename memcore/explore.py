@@ -45,6 +45,12 @@ def peak_activations(activations: Activations) -> int:
     return best
 
 
+def activations_at_most(budget: Budget, **changes: object) -> int:
+    """Peak activations of all layers with other fields of the workload; 0 where there is no closed form."""
+    found = _activations(budget, **changes)
+    return 0 if found is None else peak_activations(found)
+
+
 def _activations(budget: Budget, **changes: object) -> Activations | None:
     return model_activations(with_workload(budget.scenario, **changes), budget.states, budget.inventory)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from memcore.budget import Budget, predict
 from memcore.explain import headroom
+from memcore.explore import activations_at_most
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Scenario, parse_scenario
@@ -86,6 +87,21 @@ def _stage_three(budget: Budget, unit: ByteUnit) -> str:
     return text.format(total=format_bytes(budget.static.total_bytes, unit), moved=format_bytes(moved, unit))
 
 
+def _activations(budget: Budget, unit: ByteUnit) -> str:
+    text = _(
+        "Plain attention keeps a score for every pair of tokens: {plain} for all layers at {tokens:,} tokens, and "
+        "quadratic in the length. FlashAttention-2 keeps none: {flash}, linear. Checkpointing keeps each layer's input "
+        "and recomputes the rest: {full}; with sqrt(L) segments it would be O(sqrt(L)) where a layer keeps about its "
+        "input."
+    )
+    sizes = {
+        name: activations_at_most(budget, attention=attention, checkpointing=kind)
+        for name, attention, kind in (("plain", "eager", "none"), ("flash", "flash", "none"), ("full", "flash", "full"))
+    }
+    shown = {name: format_bytes(size, unit) for name, size in sizes.items()}
+    return text.format(tokens=budget.scenario.workload.seq_len, **shown)
+
+
 EIGHT_SMALL_CARDS = Question(
     title=mark("What does ZeRO-1 leave per GPU for 7B on eight GPUs?"),
     data=_eight(1, "A100-40GB"),
@@ -109,7 +125,18 @@ QUESTIONS = (
     Question(
         title=mark("And ZeRO-3: why is the real peak above its floor?"),
         data=_eight(3, "A100-80GB"),
-        page="zero",
+        page="buffers",
         answer=_stage_three,
+    ),
+    Question(
+        title=mark("And the activations: what do flash attention and checkpointing save?"),
+        data={
+            "model": {"name": "meta-llama/Llama-3.1-8B"},
+            "hardware": {"gpu": "H100-80GB", "gpus": 8},
+            "parallelism": {"engine": "deepspeed", "zero_stage": 3},
+            "workload": {"seq_len": 8192},
+        },
+        page="activations",
+        answer=_activations,
     ),
 )

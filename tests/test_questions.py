@@ -19,6 +19,7 @@ NUMBERS = [
     ("112 GB",),
     ("14 GB", "10.5 GB", "38.5 GB"),
     ("14 GB",),
+    ("8,192",),
 ]
 
 
@@ -69,3 +70,12 @@ def test_eight_small_cards_are_tight_and_the_backward_binds():
 def test_the_real_peak_of_stage_three_is_above_its_floor():
     budget = predict(QUESTIONS[3].scenario)
     assert budget.peak_bytes > budget.static.total_bytes == 14e9
+
+
+def test_the_three_answers_about_activations_fall_from_plain_attention_to_checkpointing():
+    """Sizes in one unit, so that they can be compared: N x N scores, flash attention, each layer's input."""
+    answer = QUESTIONS[4].answered(ByteUnit.GB)
+    plain, flash, checkpointed = (float(size) for size in re.findall(r"([\d.]+) GB", answer))
+    assert plain > 5 * flash > 25 * checkpointed
+    assert "quadratic" in answer
+    assert "linear" in answer

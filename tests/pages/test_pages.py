@@ -252,7 +252,7 @@ class TestWidgets:
             assert linked(at).parallelism.zero_stage == 1
             assert parameter(at, "unit") == "GiB"
 
-    @pytest.mark.parametrize("number", [1, 2, 3, 4])
+    @pytest.mark.parametrize("number", range(1, len(QUESTIONS) + 1))
     def test_a_question_opens_its_scenario_on_its_page(self, number: int):
         question = QUESTIONS[number - 1]
         at = opened()

@@ -1,0 +1,48 @@
+"""The question: one training run, checked when it is made.
+
+What is invalid, what does nothing for the chosen engine, and what is not predicted yet is refused with one
+sentence. :func:`parse_scenario` turns whatever is wrong with outside data into a UserError.
+"""
+
+from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp2Config, ZeroConfig
+from memcore.scenario.fields import MAX_GPUS, MAX_TOKENS
+from memcore.scenario.parts import (
+    Device,
+    Hardware,
+    Lora,
+    Method,
+    Model,
+    Offload,
+    Optimizer,
+    Parallelism,
+    Quantization,
+    Recipe,
+    Workload,
+)
+from memcore.scenario.reading import MAX_SCENARIO_CHARS, decode_json, parse_scenario, scenario_data
+from memcore.scenario.whole import Scenario
+
+__all__ = [
+    "MAX_GPUS",
+    "MAX_SCENARIO_CHARS",
+    "MAX_TOKENS",
+    "DdpConfig",
+    "DeepSpeedConfig",
+    "Device",
+    "Fsdp2Config",
+    "Hardware",
+    "Lora",
+    "Method",
+    "Model",
+    "Offload",
+    "Optimizer",
+    "Parallelism",
+    "Quantization",
+    "Recipe",
+    "Scenario",
+    "Workload",
+    "ZeroConfig",
+    "decode_json",
+    "parse_scenario",
+    "scenario_data",
+]

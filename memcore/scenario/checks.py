@@ -1,0 +1,124 @@
+"""What the parts of a scenario say of each other: contradictions, what does nothing, what is not predicted yet."""
+
+from typing import TYPE_CHECKING
+
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.i18n import gettext as _
+from memcore.optimizers import OPTIMIZERS, OptimizerName
+from memcore.recipes import CONVENTIONS
+from memcore.scenario.engine_configs import ENGINE_CONFIGS
+from memcore.scenario.fields import refuse
+from memcore.scenario.parts import Device, Method
+
+if TYPE_CHECKING:
+    from memcore.scenario.whole import Scenario
+
+
+def check(scenario: "Scenario") -> None:
+    """Raise UserError, naming the field, its value and what is allowed."""
+    _check_parallelism(scenario)
+    _check_engine(scenario)
+    _check_recipe(scenario)
+    _check_offload(scenario)
+
+
+def _check_parallelism(scenario: "Scenario") -> None:
+    parallelism, gpus = scenario.parallelism, scenario.hardware.gpus
+    for name in ("tp", "pp", "vpp", "cp", "ep"):
+        if (value := getattr(parallelism, name)) != 1:
+            raise refuse(f"parallelism.{name}", _("{field} is {value}; only 1 is predicted so far."), value=value)
+    if parallelism.dp != gpus:
+        message = _("dp_shard x dp_replicate = {shard} x {replicate} = {dp}, but hardware.gpus is {gpus}.")
+        raise refuse(
+            "parallelism.dp", message, shard=parallelism.dp_shard, replicate=parallelism.dp_replicate,
+            dp=parallelism.dp, gpus=gpus,
+        )  # fmt: skip
+    options, engine = ENGINE_OPTIONS[parallelism.engine], parallelism.engine.value
+    if parallelism.engine is EngineName.SINGLE and gpus != 1:
+        message = _("{field} is single, but hardware.gpus is {gpus}: choose ddp, fsdp2 or deepspeed.")
+        raise refuse("parallelism.engine", message, gpus=gpus)
+    if parallelism.zero_stage is not None and not options.stages:
+        message = _("{field} is {value}, but {engine} has no ZeRO stages: leave it out, or choose deepspeed.")
+        raise refuse("parallelism.zero_stage", message, value=parallelism.zero_stage, engine=engine)
+    for name, used in (("dp_shard", options.shards), ("dp_replicate", options.replicates)):
+        if (value := getattr(parallelism, name)) != 1 and not used:
+            message = _("{field} is {value}, which does nothing for {engine}: only 1 is allowed.")
+            raise refuse(f"parallelism.{name}", message, value=value, engine=engine)
+
+
+def _check_engine(scenario: "Scenario") -> None:
+    parallelism, engine = scenario.parallelism, scenario.parallelism.engine.value
+    config = scenario.engine_config
+    if config is None:
+        return
+    if not isinstance(config, ENGINE_CONFIGS.get(parallelism.engine, type(None))):
+        raise refuse("engine_config", _("{field} is of another engine than {engine}: leave it out."), engine=engine)
+    zero = scenario.zero_config
+    if zero.stage is not None and zero.stage != parallelism.zero_stage:
+        message = _("{field} is {value}, but parallelism.zero_stage is {stage}: they must be the same.")
+        raise refuse("engine_config.zero_optimization.stage", message, value=zero.stage, stage=parallelism.zero_stage)
+    hpz, field = zero.zero_hpz_partition_size, "engine_config.zero_optimization.zero_hpz_partition_size"
+    if hpz > 1 and parallelism.zero_stage != 3:
+        message = _("{field} is {value}, which does nothing below ZeRO stage 3.")
+        raise refuse(field, message, value=hpz)
+    if parallelism.dp_shard % hpz:
+        message = _("{field} is {value}, which does not divide the {ranks} data-parallel ranks.")
+        raise refuse(field, message, value=hpz, ranks=parallelism.dp_shard)
+
+
+def _check_recipe(scenario: "Scenario") -> None:
+    recipe, bare = scenario.recipe, scenario.model.is_bare_count
+    if recipe.method is Method.FULL and recipe.lora is not None:
+        raise refuse("recipe.lora", _("{field} does nothing when recipe.method is full: choose lora or qlora."))
+    if recipe.method is not Method.QLORA and recipe.quantization is not None:
+        message = _("{field} is {value}, which does nothing when recipe.method is {method}: choose qlora.")
+        raise refuse("recipe.quantization", message, value=recipe.quantization, method=recipe.method)
+    if recipe.method is not Method.FULL and bare:
+        message = _("{field} is {value}, which needs the model's shapes: give a catalogue name or a config.json.")
+        raise refuse("recipe.method", message, value=recipe.method)
+    CONVENTIONS[recipe.convention].check_stage(scenario.parallelism.stage)
+    _check_optimizer(scenario)
+
+
+def _check_optimizer(scenario: "Scenario") -> None:
+    optimizer, rule = scenario.recipe.optimizer, OPTIMIZERS[scenario.recipe.optimizer.name]
+    name = optimizer.name.value
+    if rule.needs_shapes and scenario.model.is_bare_count:
+        message = _(
+            "{field} is {name}, whose states depend on the model's shapes: give a catalogue name or a config.json."
+        )
+        raise refuse("recipe.optimizer.name", message, name=name)
+    if optimizer.bits == 8 and not rule.has_8bit:
+        raise refuse("recipe.optimizer.bits", _("{field} is 8, but {name} has no 8-bit form."), name=name)
+    if optimizer.paged and not rule.has_8bit:
+        raise refuse("recipe.optimizer.paged", _("{field} is set, but {name} has no paged form."), name=name)
+    if optimizer.implementation is not None and (optimizer.bits == 8 or optimizer.paged or not rule.in_torch):
+        message = _("{field} is {value}, which does nothing for this optimizer: it is not one of torch's.")
+        raise refuse("recipe.optimizer.implementation", message, value=optimizer.implementation)
+    if optimizer.momentum and optimizer.name is not OptimizerName.SGD:
+        raise refuse("recipe.optimizer.momentum", _("{field} does nothing for {name}: it is SGD's."), name=name)
+    if rule.needs_whole_tensors and scenario.parallelism.engine is EngineName.FSDP2:
+        message = _("{field} is {name}, which is not predicted for FSDP2's divided tensors yet.")
+        raise refuse("recipe.optimizer.name", message, name=name)
+
+
+def _check_offload(scenario: "Scenario") -> None:
+    offload, parallelism = scenario.offload, scenario.parallelism
+    if offload.activations is not Device.NONE:
+        raise refuse("offload.activations", _("{field} is cpu; only none is predicted so far."))
+    stage, engine = parallelism.zero_stage or 0, parallelism.engine.value
+    for name, device, lowest in (("optimizer", offload.optimizer, 1), ("parameters", offload.parameters, 3)):
+        if device is Device.NONE:
+            continue
+        if not ENGINE_OPTIONS[parallelism.engine].offloads:
+            message = _("{field} is {value}, which {engine} does not do here: choose deepspeed.")
+            raise refuse(f"offload.{name}", message, value=device, engine=engine)
+        needed = 3 if device is Device.NVME else lowest
+        if stage < needed:
+            message = _("{field} is {value}, which needs ZeRO stage {needed} or above; the stage is {stage}.")
+            raise refuse(f"offload.{name}", message, value=device, needed=needed, stage=stage)
+    if offload.optimizer is not Device.NONE and scenario.recipe.optimizer.bits == 8:
+        message = _(
+            "{field} is {value}, but DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32."
+        )
+        raise refuse("offload.optimizer", message, value=offload.optimizer)

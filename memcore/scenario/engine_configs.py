@@ -1,0 +1,60 @@
+"""An engine's own settings, as far as memory depends on them: one model per engine."""
+
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from memcore.engine_options import EngineName
+from memcore.scenario.fields import (
+    Degree,
+    Part,
+    Whole,
+)
+from memcore.units import MAX_PARAMS
+
+
+class ZeroConfig(Part):
+    """The keys of a ds_config's ``zero_optimization`` that are read today; sizes are in elements.
+
+    Defaults are DeepSpeed 0.19.8's (runtime/zero/config.py, DeepSpeedZeroConfig).
+    """
+
+    stage: Annotated[Whole, Field(ge=0, le=3)] | None = None
+    reduce_bucket_size: Annotated[Whole, Field(ge=1, le=MAX_PARAMS)] = 500_000_000
+    contiguous_gradients: bool = True
+    overlap_comm: bool | None = None
+    sub_group_size: Annotated[Whole, Field(ge=1, le=MAX_PARAMS)] = 1_000_000_000
+    stage3_prefetch_bucket_size: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 50_000_000
+    stage3_max_live_parameters: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 1_000_000_000
+    stage3_max_reuse_distance: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 1_000_000_000
+    stage3_param_persistence_threshold: Annotated[Whole, Field(ge=0, le=MAX_PARAMS)] = 100_000
+    stage3_model_persistence_threshold: Annotated[Whole, Field(ge=0, le=2**63 - 1)] = 2**63 - 1
+    zero_hpz_partition_size: Degree = 1
+
+
+class DeepSpeedConfig(Part):
+    """The part of a ds_config that decides memory."""
+
+    zero_optimization: ZeroConfig = ZeroConfig()
+
+
+class Fsdp2Config(Part):
+    """How FSDP2 is applied, a unit per decoder layer. Without `reshard_after_forward` a layer stays gathered from
+    its forward to its backward."""
+
+    reshard_after_forward: bool = True
+
+
+class DdpConfig(Part):
+    """DistributedDataParallel's arguments that decide memory."""
+
+    gradient_as_bucket_view: bool = False
+
+
+EngineConfig = DeepSpeedConfig | Fsdp2Config | DdpConfig
+ENGINE_CONFIGS: Mapping[EngineName, type[EngineConfig]] = {
+    EngineName.DEEPSPEED: DeepSpeedConfig,
+    EngineName.FSDP2: Fsdp2Config,
+    EngineName.DDP: DdpConfig,
+}

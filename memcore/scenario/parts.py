@@ -1,0 +1,199 @@
+"""The parts of a scenario, each with defaults but the model."""
+
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.hardware import accelerator
+from memcore.i18n import gettext as _
+from memcore.models import catalogue_model
+from memcore.optimizers import OptimizerName
+from memcore.recipes import ConventionName, DType
+from memcore.scenario.fields import (
+    Degree,
+    Part,
+    Tokens,
+    Whole,
+    config_of,
+    count_of,
+    named_only,
+    refuse,
+)
+from memcore.units import MAX_PARAMS
+
+_CHECKPOINTING = re.compile(r"none|full|attention|(segments|every_nth|first)\([1-9][0-9]{0,3}\)")
+
+
+class Method(StrEnum):
+    """What is trained: every parameter, adapters, or adapters on a 4-bit base."""
+
+    FULL = "full"
+    LORA = "lora"
+    QLORA = "qlora"
+
+
+class Device(StrEnum):
+    """Where an offloaded part lives."""
+
+    NONE = "none"
+    CPU = "cpu"
+    NVME = "nvme"
+
+
+class Quantization(StrEnum):
+    """4-bit storage of the frozen weights: NormalFloat4, its block scales in FP32 or quantised again."""
+
+    NF4 = "nf4"
+    NF4_DOUBLE_QUANT = "nf4_double_quant"
+
+
+class Model(Part):
+    """Exactly one of a catalogue `name`, a bare parameter count `n_params`, or a Hugging Face `config`."""
+
+    name: str | None = Field(default=None, max_length=120)
+    n_params: Annotated[int, BeforeValidator(count_of), Field(ge=1, le=MAX_PARAMS)] | None = None
+    config: Annotated[Mapping[str, Any], AfterValidator(config_of)] | None = None
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        given = [key for key in ("name", "n_params", "config") if getattr(self, key) is not None]
+        if len(given) != 1:
+            message = _("{field} needs exactly one of name, n_params and config; it has {given}.")
+            raise refuse("model", message, given=", ".join(given) or _("none of them"))
+        if self.name is not None:
+            catalogue_model(self.name)
+        return self
+
+    @property
+    def is_bare_count(self) -> bool:
+        """Whether only a number of parameters is known, and no shapes."""
+        return self.n_params is not None or (self.name is not None and catalogue_model(self.name).config is None)
+
+
+def _node_size(gpus: int) -> int:
+    """The largest number of GPUs up to 8 that divides all of them into whole nodes."""
+    return next(size for size in range(min(8, gpus), 0, -1) if gpus % size == 0)
+
+
+class Hardware(Part):
+    """`gpu`: a name of the accelerator catalogue. `gpus`: all of them. `gpus_per_node`: at most 8 by default."""
+
+    gpu: str = "H100-80GB"
+    gpus: Degree = 1
+    gpus_per_node: Degree = Field(default_factory=lambda data: _node_size(data.get("gpus", 1)))
+
+    @model_validator(mode="after")
+    def _whole_nodes(self) -> Self:
+        accelerator(self.gpu)
+        if self.gpus_per_node > self.gpus or self.gpus % self.gpus_per_node:
+            message = _("{field} is {per_node}, which does not divide hardware.gpus = {gpus} into whole nodes.")
+            raise refuse("hardware.gpus_per_node", message, per_node=self.gpus_per_node, gpus=self.gpus)
+        return self
+
+
+class Parallelism(Part):
+    """How the run is spread. `dp` is accepted as the product of `dp_shard` and `dp_replicate`.
+
+    `dp_shard` ranks divide the states among them (ZeRO, FSDP); `dp_replicate` such groups hold the same.
+    Tensor, pipeline, context and expert parallelism are not predicted yet: only 1 is accepted.
+    """
+
+    engine: EngineName = EngineName.SINGLE
+    zero_stage: Annotated[Whole, Field(ge=0, le=3)] | None = None
+    dp_shard: Degree = 1
+    dp_replicate: Degree = 1
+    tp: Degree = 1
+    pp: Degree = 1
+    vpp: Degree = 1
+    cp: Degree = 1
+    ep: Degree = 1
+
+    @property
+    def dp(self) -> int:
+        """All data-parallel ranks."""
+        return self.dp_shard * self.dp_replicate
+
+    @property
+    def stage(self) -> int:
+        """The ZeRO stage that the engine amounts to: FSDP2 divides everything, as stage 3 does."""
+        return ENGINE_OPTIONS[self.engine].fixed_stage if self.zero_stage is None else self.zero_stage
+
+
+class Optimizer(Part):
+    """`bits` 8 is bitsandbytes' block-wise optimizer, `paged` its unified memory. `implementation` is
+    torch's; None means the engine's own default. `momentum` is SGD's."""
+
+    name: OptimizerName = OptimizerName.ADAMW
+    bits: Literal[8, 32] = 32
+    paged: bool = False
+    implementation: Literal["foreach", "fused", "for_loop"] | None = None
+    momentum: bool = False
+
+
+class Lora(Part):
+    """Adapters of `rank` on the linear modules named by `targets` ("all-linear": all but the head)."""
+
+    rank: Annotated[Whole, Field(ge=1, le=65536)] = 16
+    targets: tuple[Annotated[str, Field(min_length=1, max_length=80)], ...] = ("all-linear",)
+    adapter_dtype: DType = DType.FP32
+
+    @model_validator(mode="after")
+    def _some_target(self) -> Self:
+        if not self.targets:
+            raise refuse("recipe.lora.targets", _('{field} is empty: name at least one module, or "all-linear".'))
+        return self
+
+
+class Recipe(Part):
+    """How it is trained. `convention` fills the dtypes; an explicit dtype wins and makes it a custom one."""
+
+    method: Method = Method.FULL
+    convention: ConventionName = ConventionName.ZERO_PAPER
+    param_dtype: DType | None = None
+    compute_dtype: DType | None = None
+    grad_dtype: DType | None = None
+    reduce_dtype: DType | None = None
+    master_dtype: DType | Literal["none"] | None = None
+    state_dtype: DType | None = None
+    optimizer: Annotated[Optimizer, BeforeValidator(named_only)] = Optimizer()
+    quantization: Quantization | None = None
+    lora: Lora | None = None
+
+
+class Offload(Part):
+    """What leaves the GPU, and to where."""
+
+    optimizer: Device = Device.NONE
+    parameters: Device = Device.NONE
+    activations: Literal[Device.NONE, Device.CPU] = Device.NONE
+
+
+class Workload(Part):
+    """What one step processes. `micro_batch` sequences of `seq_len` tokens per GPU and micro-step.
+
+    `checkpointing`: none, full (every layer), segments(k) (groups of k layers, one kept input each),
+    every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only). `logits_retained`: the
+    loop keeps the model's output, logits included, until the backward is done.
+    """
+
+    micro_batch: Tokens = 1
+    seq_len: Tokens = 4096
+    grad_accum: Tokens = 1
+    attention: Literal["flash", "eager", "memory_efficient"] = "flash"
+    checkpointing: str = "none"
+    loss: Literal["unfused", "chunked", "fused"] = "unfused"
+    logits_retained: bool = False
+
+    @model_validator(mode="after")
+    def _known_checkpointing(self) -> Self:
+        if not _CHECKPOINTING.fullmatch(self.checkpointing):
+            message = _(
+                "{field} is {value!r}; allowed are none, full, attention, segments(k), every_nth(n) and first(n) "
+                "with a whole number above 0."
+            )
+            raise refuse("workload.checkpointing", message, value=self.checkpointing[:40])
+        return self

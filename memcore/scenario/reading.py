@@ -1,0 +1,60 @@
+"""A scenario from outside data and back."""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.scenario.sentences import first_error, kind_of
+from memcore.scenario.whole import Scenario
+
+# Text of a scenario, config.json included, that is read at all.
+MAX_SCENARIO_CHARS = 400_000
+
+
+def parse_scenario(data: object) -> Scenario:
+    """A Scenario from outside data: JSON text, or what JSON decodes to.
+
+    Raises UserError with one sentence that names the first field at fault, its value and what is allowed.
+    """
+    if isinstance(data, str | bytes):
+        data = decode_json(data)
+    if not isinstance(data, Mapping):
+        raise UserError(_("A scenario is a JSON object with a model; this is {kind}.").format(kind=kind_of(data)))
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise first_error(error) from None
+    except RecursionError:
+        raise UserError(_("The scenario is nested too deeply to be read.")) from None
+
+
+def decode_json(text: str | bytes, limit: int = MAX_SCENARIO_CHARS) -> Any:
+    """JSON text to data. Raises UserError where it is too long, not JSON, or holds NaN or infinity."""
+    if len(text) > limit:
+        message = _("The text is {size:,} characters long; up to {limit:,} are read.")
+        raise UserError(message.format(size=len(text), limit=limit))
+
+    def no_constant(name: str) -> None:
+        raise ValueError(name)
+
+    def finite(digits: str) -> float:
+        number = float(digits)
+        if not math.isfinite(number):
+            raise ValueError(digits)
+        return number
+
+    try:
+        return json.loads(text, parse_constant=no_constant, parse_float=finite)
+    except (ValueError, RecursionError) as error:
+        where = f" ({error.msg}, line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
+        raise UserError(_("This is not JSON{where}.").format(where=where)) from None
+
+
+def scenario_data(scenario: Scenario) -> dict[str, Any]:
+    """The scenario as JSON data, without what is at its default. :func:`parse_scenario` reads it back."""
+    return scenario.model_dump(mode="json", exclude_defaults=True)

@@ -1,0 +1,49 @@
+"""The question: model, hardware, parallelism, recipe, offload and workload of one training run."""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from memcore.scenario.checks import check
+from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, ZeroConfig
+from memcore.scenario.fields import Part
+from memcore.scenario.filling import engine_config_of, filled_parallelism
+from memcore.scenario.parts import Hardware, Model, Offload, Parallelism, Recipe, Workload
+
+
+class Scenario(Part):
+    """One training run. Every part has defaults but the model."""
+
+    model: Model
+    hardware: Hardware = Hardware()
+    parallelism: Parallelism = Field(default_factory=Parallelism)
+    engine_config: EngineConfig | None = None
+    recipe: Recipe = Recipe()
+    offload: Offload = Offload()
+    workload: Workload = Workload()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_parallelism(cls, data: Any) -> Any:
+        """Fill what the engine and the number of GPUs imply, before the parts are made."""
+        if not isinstance(data, Mapping):
+            return data
+        given = data.get("parallelism", {})
+        hardware = data.get("hardware", {})
+        if not isinstance(given, Mapping) or not isinstance(hardware, Mapping):
+            return data
+        config = data.get("engine_config")
+        parallelism = filled_parallelism(given, hardware.get("gpus", 1), config)
+        return {**data, "parallelism": parallelism, "engine_config": engine_config_of(config, parallelism["engine"])}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        check(self)
+        return self
+
+    @property
+    def zero_config(self) -> ZeroConfig:
+        """DeepSpeed's settings, its defaults where none were given."""
+        config = self.engine_config
+        return config.zero_optimization if isinstance(config, DeepSpeedConfig) else ZeroConfig()
