@@ -166,11 +166,13 @@ def loss_rows(budget: Budget) -> list[tuple[str, int]]:
     if budget.inventory is None:
         return []
     shapes, width = budget.inventory.shapes, budget.states.precision.convention.compute_dtype.size
-    workload = budget.scenario.workload
-    return [
-        (loss, loss_bytes(workload.model_copy(update={"loss": loss}), shapes.vocab_size, shapes.hidden_size, width)[0])
-        for loss in LOSSES
-    ]
+    workload, full = budget.scenario.workload, budget.states.trained == budget.states.n_params
+
+    def size(loss: str) -> int:
+        each = workload.model_copy(update={"loss": loss})
+        return loss_bytes(each, shapes.vocab_size, shapes.hidden_size, width, trains_head=full)[0]
+
+    return [(loss, size(loss)) for loss in LOSSES]
 
 
 def layer_of(budget: Budget, attention: str) -> LayerForm | None:

@@ -1,13 +1,11 @@
 """Accelerators: memory, peak rate and links, each with its source. The data is in data/accelerators.json."""
 
-import difflib
 import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-from memcore.errors import UserError
-from memcore.i18n import gettext as _
+from memcore.lookup import find
 from memcore.terms import EvidenceKind
 from memcore.units import MIB
 
@@ -105,13 +103,4 @@ def accelerators() -> dict[str, Accelerator]:
 
 def accelerator(name: str) -> Accelerator:
     """The accelerator of that name. Raises UserError with the nearest names for an unknown one."""
-    known = accelerators()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
-    raise UserError(
-        _("hardware.gpu is {name!r}, which is not in the catalogue; the nearest are {near}.").format(
-            name=name[:60], near=", ".join(near)
-        ),
-        "hardware.gpu",
-    )
+    return find(accelerators(), name, "hardware.gpu")

@@ -5,7 +5,6 @@ It is counted once on torch's meta device (:mod:`memcore.counting`, in a worker 
 ``scripts/build_inventories.py``) and kept as data, so that nothing here needs torch.
 """
 
-import difflib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -17,6 +16,7 @@ from typing import Any
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.lookup import find
 from memcore.units import ceil_div
 
 
@@ -304,13 +304,4 @@ def catalogue_inventory(name: str) -> Inventory | None:
 
 def catalogue_model(name: str) -> CatalogueModel:
     """The catalogue model of that name. Raises UserError with the nearest names for an unknown one."""
-    known = catalogue()
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or list(known)[:3]
-    raise UserError(
-        _("model.name is {name!r}, which is not in the catalogue; the nearest are {near}.").format(
-            name=name[:60], near=", ".join(near)
-        ),
-        "model.name",
-    )
+    return find(catalogue(), name, "model.name")

@@ -7,6 +7,7 @@ parameter are all true of some program.
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
@@ -78,104 +79,72 @@ class Convention:
         return self.param_dtype.size + gradient + accumulate + master + num_moments * self.state_dtype.size
 
 
-def _pure(dtype: DType, label: str, citation: str) -> Convention:
-    return Convention(
-        label=label,
-        param_dtype=dtype,
-        compute_dtype=dtype,
-        grad_dtype=dtype,
-        reduce_dtype=dtype,
-        master_dtype=None,
-        state_dtype=dtype,
-        citation=citation,
-    )
+def _mixed(label: str, citation: str, **differences: Any) -> Convention:
+    """BF16 weights and gradients, FP32 master copy and states, but for the differences."""
+    usual: dict[str, Any] = {
+        "param_dtype": DType.BF16,
+        "compute_dtype": DType.BF16,
+        "grad_dtype": DType.BF16,
+        "reduce_dtype": DType.BF16,
+        "master_dtype": DType.FP32,
+        "state_dtype": DType.FP32,
+    }
+    return Convention(label=label, citation=citation, **usual | differences)
 
+
+def _pure(dtype: DType, label: str, citation: str) -> Convention:
+    """Everything in one dtype, without a master copy."""
+    names = ("param_dtype", "compute_dtype", "grad_dtype", "reduce_dtype", "state_dtype")
+    return _mixed(label, citation, master_dtype=None, **dict.fromkeys(names, dtype))
+
+
+_FP32_EVERYWHERE_BUT_COMPUTING: dict[str, Any] = {
+    "param_dtype": DType.FP32,
+    "grad_dtype": DType.FP32,
+    "reduce_dtype": DType.FP32,
+    "master_dtype": None,
+}
+_TORCH_STATES = "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
 
 CONVENTIONS = {
-    ConventionName.ZERO_PAPER: Convention(
-        label="ZeRO paper",
-        param_dtype=DType.BF16,
-        compute_dtype=DType.BF16,
-        grad_dtype=DType.BF16,
-        reduce_dtype=DType.BF16,
-        master_dtype=DType.FP32,
-        state_dtype=DType.FP32,
-        citation="arXiv 1910.02054, section 3.1: 2 + 2 + K bytes, K = 12 for Adam",
-    ),
-    ConventionName.DEEPSPEED_FP32_GRAD: Convention(
-        label="DeepSpeed BF16, FP32 gradient accumulation",
-        param_dtype=DType.BF16,
-        compute_dtype=DType.BF16,
-        grad_dtype=DType.BF16,
+    ConventionName.ZERO_PAPER: _mixed("ZeRO paper", "arXiv 1910.02054, section 3.1: 2 + 2 + K bytes, K = 12 for Adam"),
+    ConventionName.DEEPSPEED_FP32_GRAD: _mixed(
+        "DeepSpeed BF16, FP32 gradient accumulation",
+        "deepspeed 0.19.8, runtime/bf16_optimizer.py, _setup_for_real_optimizer, clear_lp_grads",
         reduce_dtype=DType.FP32,
-        master_dtype=DType.FP32,
-        state_dtype=DType.FP32,
         accumulate_dtype=DType.FP32,
         # Stage 1 keeps the 16-bit gradients (they are zeroed, not freed); later stages add them into
         # the FP32 partition as they come.
         low_gradient_until=1,
         lowest_stage=1,
-        citation="deepspeed 0.19.8, runtime/bf16_optimizer.py, _setup_for_real_optimizer, clear_lp_grads",
     ),
-    ConventionName.DEEPSPEED_ESTIMATOR: Convention(
-        label="DeepSpeed's estimator",
-        param_dtype=DType.BF16,
-        compute_dtype=DType.BF16,
-        grad_dtype=DType.BF16,
-        reduce_dtype=DType.BF16,
-        master_dtype=DType.FP32,
-        state_dtype=DType.FP32,
+    ConventionName.DEEPSPEED_ESTIMATOR: _mixed(
+        "DeepSpeed's estimator",
+        "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 + 18/N; "
+        "stage3.py, estimate_zero3_model_states_mem_needs: 18/N + 4 bytes x largest layer",
         accumulate_dtype=DType.FP32,
         low_gradient_until=2,
         lowest_stage=2,
-        citation=(
-            "deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs: 2 + 18/N; "
-            "stage3.py, estimate_zero3_model_states_mem_needs: 18/N + 4 bytes x largest layer"
-        ),
     ),
-    ConventionName.MEGATRON: Convention(
-        label="Megatron, FP32 main gradients",
-        param_dtype=DType.BF16,
-        compute_dtype=DType.BF16,
+    ConventionName.MEGATRON: _mixed(
+        "Megatron, FP32 main gradients",
+        "Megatron-LM, docs, distributed optimizer: 6 + 12/DP bytes with BF16 parameters and FP32 gradients",
         grad_dtype=DType.FP32,
         reduce_dtype=DType.FP32,
-        master_dtype=DType.FP32,
-        state_dtype=DType.FP32,
-        citation="Megatron-LM, docs, distributed optimizer: 6 + 12/DP bytes with BF16 parameters and FP32 gradients",
     ),
-    ConventionName.FSDP2_MIXED: Convention(
-        label="FSDP2 mixed precision",
-        param_dtype=DType.FP32,
-        compute_dtype=DType.BF16,
-        grad_dtype=DType.FP32,
-        reduce_dtype=DType.FP32,
-        master_dtype=None,
-        state_dtype=DType.FP32,
-        citation="torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy",
+    ConventionName.FSDP2_MIXED: _mixed(
+        "FSDP2 mixed precision",
+        "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py, MixedPrecisionPolicy",
+        **_FP32_EVERYWHERE_BUT_COMPUTING,
     ),
-    ConventionName.AMP_AUTOCAST: Convention(
-        label="AMP autocast",
-        param_dtype=DType.FP32,
-        compute_dtype=DType.BF16,
-        grad_dtype=DType.FP32,
-        reduce_dtype=DType.FP32,
-        master_dtype=None,
-        state_dtype=DType.FP32,
-        citation="torch 2.13, amp/autocast_mode.py: FP32 parameters and gradients, 16-bit casts while computing",
+    ConventionName.AMP_AUTOCAST: _mixed(
+        "AMP autocast",
+        "torch 2.13, amp/autocast_mode.py: FP32 parameters and gradients, 16-bit casts while computing",
+        **_FP32_EVERYWHERE_BUT_COMPUTING,
     ),
-    ConventionName.PURE_BF16: _pure(
-        DType.BF16,
-        "pure BF16",
-        "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype",
-    ),
-    ConventionName.PURE_FP16: _pure(
-        DType.FP16,
-        "pure FP16",
-        "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype",
-    ),
-    ConventionName.FP32: _pure(
-        DType.FP32, "FP32", "torch 2.13, optim/adam.py, Adam._init_group: states take the parameter's dtype"
-    ),
+    ConventionName.PURE_BF16: _pure(DType.BF16, "pure BF16", _TORCH_STATES),
+    ConventionName.PURE_FP16: _pure(DType.FP16, "pure FP16", _TORCH_STATES),
+    ConventionName.FP32: _pure(DType.FP32, "FP32", _TORCH_STATES),
 }
 
 

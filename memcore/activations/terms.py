@@ -153,9 +153,10 @@ def _loss_terms(
         return []
     work = scenario.workload
     tokens = work.micro_batch * work.seq_len
-    num_bytes, formula, source = loss_bytes(work, shapes.vocab_size, shapes.hidden_size, width)
-    norm = tokens * shapes.hidden_size * (norm_bytes(shapes.norm, states.trained == states.n_params, width) + width)
-    held = width * tokens * shapes.vocab_size if work.logits_retained and work.loss == "unfused" else 0
+    full = states.trained == states.n_params
+    num_bytes, formula, source = loss_bytes(work, shapes.vocab_size, shapes.hidden_size, width, trains_head=full)
+    norm = tokens * shapes.hidden_size * (norm_bytes(shapes.norm, full, width) + width)
+    held = width * tokens * shapes.vocab_size if work.logits_retained and work.loss != "fused" else 0
 
     def at(moment: Moment) -> int:
         if moment.phase is Phase.LOSS:

@@ -133,6 +133,17 @@ def _stage_of(scenario: Scenario) -> int:
     return scenario.parallelism.stage
 
 
+def _at_stage_3(rule: Rule) -> Rule:
+    """A rule for a key that the other stages do not read."""
+
+    def guarded(scenario: Scenario, budget: Budget) -> Explained:
+        if _stage_of(scenario) != 3:
+            return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
+        return rule(scenario, budget)
+
+    return guarded
+
+
 def decides_memory(name: str) -> bool:
     """Whether a key can take memory in a step, so that its default is worth showing."""
     return ZERO_KEYS[name] not in (_NONE, _SAVING, _UNKNOWN)
@@ -146,9 +157,8 @@ def _not_predicted(_scenario: Scenario, _budget: Budget) -> Explained:
     return Effect.NOT_PREDICTED, None, _("Its effect on memory is not predicted yet.")
 
 
-def _saving(scenario: Scenario, budget: Budget) -> Explained:
-    if _stage_of(scenario) != 3:
-        return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
+@_at_stage_3
+def _saving(_scenario: Scenario, _budget: Budget) -> Explained:
     return (
         Effect.NO_EFFECT,
         None,
@@ -208,9 +218,8 @@ def _allgather_rule(scenario: Scenario, _budget: Budget) -> Explained:
     return Effect.NO_EFFECT, None, _("It is read at stages 1 and 2 only.")
 
 
-def _sub_group_rule(scenario: Scenario, budget: Budget) -> Explained:
-    if _stage_of(scenario) != 3:
-        return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
+@_at_stage_3
+def _sub_group_rule(_scenario: Scenario, budget: Budget) -> Explained:
     why = _("The update goes that many elements at a time; the cost is their FP32 gradient.")
     return Effect.CAP, _largest(budget, "step_gradient_copies"), why
 
@@ -218,9 +227,8 @@ def _sub_group_rule(scenario: Scenario, budget: Budget) -> Explained:
 def _gather_rule(name: str) -> Rule:
     """A setting of the prefetcher: what it costs is what setting it to 0, and nothing else, would save."""
 
-    def rule(scenario: Scenario, budget: Budget) -> Explained:
-        if _stage_of(scenario) != 3:
-            return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
+    @_at_stage_3
+    def rule(_scenario: Scenario, budget: Budget) -> Explained:
         now = _largest(budget, "gathered_parameters")
         saved = now - _largest(with_zero(budget, {name: 0}), "gathered_parameters")
         if saved > 0:
@@ -230,16 +238,14 @@ def _gather_rule(name: str) -> Rule:
     return rule
 
 
-def _persistence_rule(scenario: Scenario, budget: Budget) -> Explained:
-    if _stage_of(scenario) != 3:
-        return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
+@_at_stage_3
+def _persistence_rule(_scenario: Scenario, budget: Budget) -> Explained:
     cost = _largest(budget, "persistent_parameters")
     return Effect.ALLOCATED, cost, _("Parameters of that size and below are never divided: every GPU holds them whole.")
 
 
-def _model_persistence_rule(scenario: Scenario, _budget: Budget) -> Explained:
-    if _stage_of(scenario) != 3:
-        return Effect.NO_EFFECT, None, _("It is read at stage 3 only.")
+@_at_stage_3
+def _model_persistence_rule(_scenario: Scenario, _budget: Budget) -> Explained:
     return Effect.CAP, None, _("It limits how many elements may stay whole because of the persistence threshold.")
 
 
