@@ -6,7 +6,7 @@ beforehand by :func:`evidence_for`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -19,6 +19,9 @@ from memcore.models import Inventory, catalogue_inventory, catalogue_model, load
 from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
 from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline
+from memcore.trace.profile import ActivationProfile, load_profile
+from memcore.trace.request import trace_request
+from memcore.trace.terms import profile_terms
 from memcore.units import GIB, MIB, round_up
 from memcore.zero import Accounting, Communication, HostMemory, account, communication, host_memory
 
@@ -54,11 +57,13 @@ class Evidence:
 
     `inventory`: the counted parameters of an uploaded config. `config_defaults`: class defaults that
     counting filled in, by dotted name. `quantised_as`: how the config's checkpoint is stored, if packed.
+    `profile`: a trace of the model's activations and loss, which then takes the closed forms' place.
     """
 
     inventory: Inventory | None = None
     config_defaults: Mapping[str, Any] | None = None
     quantised_as: str | None = None
+    profile: ActivationProfile | None = None
 
 
 FORMULAS = Evidence()
@@ -150,7 +155,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     timeline = step_timeline(len(inventory.layers) if inventory else 1)
     inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
     engine = scenario.parallelism.engine
-    layers = activation_terms(scenario, states, inventory, timeline)
+    layers = _layers(scenario, states, inventory, timeline, evidence.profile)
     terms = tuple(term for term in (*ENGINE_TERMS[engine](inputs), *layers, *_workspace(device)) if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
     ladder = _ladder(terms, totals, device)
@@ -170,6 +175,25 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
         missing=_missing(scenario, inventory, layers),
         evidence=evidence,
     )
+
+
+def _layers(
+    scenario: Scenario,
+    states: ModelStates,
+    inventory: Inventory | None,
+    timeline: Timeline,
+    profile: ActivationProfile | None,
+) -> list[Term]:
+    """Activations and loss: traced where there is a profile, else in closed form. A loss that is computed in
+    chunks or fused is in closed form in both: it is not the model's own code."""
+    formulas = activation_terms(scenario, states, inventory, timeline)
+    if profile is None:
+        return formulas
+    traced = profile_terms(profile, timeline)
+    if scenario.workload.loss == "unfused":
+        return traced
+    return [*(term for term in traced if term.category is not Category.LOSS),
+            *(term for term in formulas if term.category is Category.LOSS)]  # fmt: skip
 
 
 def judge(ladder: Ladder, band_percent: int) -> Verdict:
@@ -236,14 +260,24 @@ def _missing(scenario: Scenario, inventory: Inventory | None, layers: list[Term]
     return tuple(missing)
 
 
-def evidence_for(scenario: Scenario, count: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Evidence:
-    """Fetch what :func:`predict` needs. `count` counts a config, in a worker process, and raises UserError
-    for one that cannot be counted; it is called only for a scenario with a config."""
-    if scenario.model.config is None:
-        return FORMULAS
-    counted = count(scenario.model.config)
-    return Evidence(
-        inventory=load_inventory(counted["inventory"]),
-        config_defaults=counted["defaults"],
-        quantised_as=counted["quantised_as"],
-    )
+Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
+
+
+def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evidence:
+    """Fetch what :func:`predict` needs, and with `traced` a trace of the model where it can be traced.
+
+    `ask(task, payload)` has a worker do a task and raises UserError where that fails; it is called only for a
+    scenario with a config, or to trace.
+    """
+    evidence = FORMULAS
+    if scenario.model.config is not None:
+        counted = ask("count_config", {"config": dict(scenario.model.config)})
+        evidence = Evidence(
+            inventory=load_inventory(counted["inventory"]),
+            config_defaults=counted["defaults"],
+            quantised_as=counted["quantised_as"],
+        )
+    request = trace_request(scenario) if traced else ""
+    if isinstance(request, str):
+        return evidence
+    return replace(evidence, profile=load_profile(ask("trace", request)))

@@ -10,7 +10,9 @@ from memcore.budget import Budget, predict
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import NETWORK_BYTES_PER_S, Accelerator
+from memcore.models import Inventory
 from memcore.scenario import Method, parse_scenario, scenario_data
+from memcore.states import GRADIENT_STAGE
 from memcore.terms import Category, Phase, Term
 from memcore.units import GB
 
@@ -37,7 +39,7 @@ def with_zero(budget: Budget, changes: Mapping[str, object], stage: int | None =
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AboveFloor:
-    """One phase's peak: the states of the floor, and each term beside them that the engine adds."""
+    """One phase's peak: the states up to the theory's floor, and each term, or part of one, that the engine adds."""
 
     phase: Phase
     floor: int
@@ -46,20 +48,27 @@ class AboveFloor:
 
 def above_floor(budget: Budget) -> list[AboveFloor]:
     """The stack between floor and peak by phase. Activations and loss are left out: they are not the engine's."""
-    floor = budget.static.total_bytes
     rows = []
     for phase, index in budget.phase_peaks().items():
         engine = [
             (term, term.at(index)) for term in budget.terms if term.category in (*_STATES, Category.COMMUNICATION)
         ]
         extra = [(term, share) for term, share in engine if share and not _is_state(budget, term)]
-        states = sum(share for term, share in engine if _is_state(budget, term))
-        rows.append(AboveFloor(phase=phase, floor=min(states, floor), terms=tuple(extra)))
+        states = [(term, share) for term, share in engine if _is_state(budget, term)]
+        total = sum(share for _term, share in states)
+        floor = min(total, budget.static.total_bytes)
+        if total > floor:
+            # A gradient slice keeps whole tensors where the theory divides them: what that adds is not the floor's.
+            slices = [term for term, _share in states if term.name == "gradient_slice"] or [states[-1][0]]
+            extra.insert(0, (slices[0], total - floor))
+        rows.append(AboveFloor(phase=phase, floor=floor, terms=tuple(extra)))
     return rows
 
 
 def _is_state(budget: Budget, term: Term) -> bool:
-    return term.name in {state.name for state in budget.states.states}
+    """States by their own names; a stage that divides gradients keeps them as one slice per rank."""
+    divided = budget.scenario.parallelism.stage >= GRADIENT_STAGE
+    return (divided and term.name == "gradient_slice") or term.name in {state.name for state in budget.states.states}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +104,18 @@ def estimator_bytes(budget: Budget) -> dict[int, int]:
     layer is the largest module that owns parameters itself; without shapes that part is left out.
     """
     count, ranks = budget.states.n_params, budget.scenario.parallelism.dp
-    largest = budget.inventory.largest_tensor[1].numel if budget.inventory else 0
+    largest = _largest_module(budget.inventory) if budget.inventory else 0
     return {2: 2 * count + 18 * count // ranks, 3: 18 * count // ranks + 4 * largest}
+
+
+def _largest_module(inventory: Inventory) -> int:
+    """Parameters of the largest module, its children's left out: a bias counts, and so do all stacked experts."""
+    sums: dict[tuple[str, str], int] = {}
+    for block in inventory.blocks:
+        for tensor in block.tensors:
+            owner = (block.name, tensor.name.rpartition(".")[0])
+            sums[owner] = sums.get(owner, 0) + tensor.numel
+    return max(sums.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""The command line: ``python -m memcore predict``, ``models``, ``gpus`` and ``ds-config``, as tables or as JSON.
+"""The command line: ``python -m memcore predict``, ``trace``, ``models`` and others, as tables or as JSON.
 
 Exit status of predict: 0 fits, 1 does not fit, 2 the input cannot be read or answered, 3 uncertain. Any
 command: 70 for an error of this program, 130 when interrupted.
@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -27,10 +27,11 @@ from memcore.i18n import LANGUAGES, use_language
 from memcore.i18n import gettext as _
 from memcore.jobs import JobStatus, LightLane
 from memcore.models import catalogue, load_inventory
-from memcore.report import budget_report, config_report, model_report, model_summary, reading_report
+from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
 from memcore.settings import settings
-from memcore.text import budget_text, catalogue_text, config_text, ds_config_text, gpus_text, model_text
+from memcore.text import budget_text, catalogue_text, config_text, ds_config_text, gpus_text, model_text, trace_text
+from memcore.trace.request import trace_request
 from memcore.units import ByteUnit
 
 EXIT_STATUS = {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: 1, Verdict.UNCERTAIN: 3}
@@ -104,6 +105,10 @@ def _parser() -> _Parser:
     about_predict = _("the memory budget of a scenario; exit status 0 fits, 1 does not, 2 bad input, 3 uncertain")
     scenario = command("predict", _predict, about_predict)
     scenario.add_argument("scenario", metavar="SCENARIO.json", help=_('a scenario as JSON; "-" reads standard input'))
+    scenario.add_argument("--trace", action="store_true", help=_("trace the real model for activations and loss"))
+    about_trace = _("activations and loss from the real model on fake tensors, beside the closed form")
+    traced = command("trace", _trace, about_trace)
+    traced.add_argument("scenario", metavar="SCENARIO.json", help=_('a scenario as JSON; "-" reads standard input'))
     models = command("models", _models, _("the models of the catalogue, one of them, or a config.json counted"))
     one = models.add_mutually_exclusive_group()
     one.add_argument("name", nargs="?", metavar="NAME", help=_("a model of the catalogue"))
@@ -121,15 +126,27 @@ def _parser() -> _Parser:
 
 def _predict(args: argparse.Namespace) -> tuple[int, str]:
     scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
-    budget = predict(scenario, evidence_for(scenario, _count))
+    budget = predict(scenario, evidence_for(scenario, _ask, traced=args.trace))
     text = _json(budget_report(budget)) if args.json else budget_text(budget, ByteUnit(args.unit))
+    return EXIT_STATUS[budget.verdict], text
+
+
+def _trace(args: argparse.Namespace) -> tuple[int, str]:
+    scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
+    request = trace_request(scenario)
+    if isinstance(request, str):
+        raise UserError(request)
+    evidence = evidence_for(scenario, _ask, traced=True)
+    budget = predict(scenario, evidence)
+    closed = predict(scenario, replace(evidence, profile=None))
+    text = _json(trace_report(budget, closed)) if args.json else trace_text(budget, closed, ByteUnit(args.unit))
     return EXIT_STATUS[budget.verdict], text
 
 
 def _models(args: argparse.Namespace) -> tuple[int, str]:
     unit = ByteUnit(args.unit)
     if args.config is not None:
-        counted = _count(_read_config(args.config))
+        counted = _ask("count_config", {"config": dict(_read_config(args.config))})
         report = config_report(counted, load_inventory(counted["inventory"]))
         return 0, _json(report) if args.json else config_text(report, unit)
     if args.name is not None:
@@ -146,7 +163,7 @@ def _gpus(args: argparse.Namespace) -> tuple[int, str]:
 
 def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
     scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
-    evidence = evidence_for(scenario, _count)
+    evidence = evidence_for(scenario, _ask)
     reading = read_ds_config(_read(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
     budget = predict(reading.scenario, evidence)
     unit = ByteUnit(args.unit)
@@ -160,9 +177,9 @@ def _lane() -> LightLane:
     return LightLane(settings().light_lane, quiet=True)
 
 
-def _count(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Count a config in a worker process. Raises UserError with the reason where that fails."""
-    result = _lane().run("count_config", {"config": dict(config)})
+def _ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:
+    """Have a worker process do a task. Raises UserError with the reason where that fails."""
+    result = _lane().run(task, payload)
     if result.status is not JobStatus.DONE or result.value is None:
         raise UserError(result.message, result.field)
     return result.value

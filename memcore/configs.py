@@ -28,7 +28,7 @@ _SIZE_KEYS = re.compile(
 )
 # Keys that change no tensor's shape, and long text: they do not travel in a link.
 _DROPPED = re.compile(
-    r"_.*|.*_token_id|.*_token_index|auto_map|transformers_version|dtype|torch_dtype|id2label|label2id|task_specific_params"
+    r"_.*|.*_token_id|.*_token_index|transformers_version|dtype|torch_dtype|id2label|label2id|task_specific_params"
     r"|initializer_range|use_cache|.*_path|generation_config|custom_pipelines|output_.*|return_dict"
     r"|rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_eps|finetuning_task|tokenizer_class|prefix|problem_type"
 )
@@ -91,6 +91,9 @@ def normalise_config(config: Mapping[str, Any]) -> dict[str, Any]:
     Of a quantised checkpoint only the method's name is kept. Normalising twice changes nothing more.
     """
     kept = {key: _kept(value) for key, value in config.items() if not _DROPPED.fullmatch(key)}
+    if config.get("auto_map"):
+        # That it asks for code, not which.
+        kept["auto_map"] = True
     if isinstance(quantization := kept.get("quantization_config"), dict):
         kept["quantization_config"] = {"quant_method": quantization.get("quant_method")}
     return {key: value for key, value in kept.items() if value is not ...}

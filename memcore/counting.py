@@ -69,8 +69,8 @@ def count_config(payload: Mapping[str, Any]) -> dict[str, Any]:
     """
     raw = payload["config"]
     check_config(raw)
-    config = _load_config(raw)
-    model = _build(config, raw.get("architectures"))
+    config = load_config(raw)
+    model = build_model(config, raw.get("architectures"))
     return {
         "inventory": dump_inventory(inventory_of(model, config)),
         "defaults": _filled_defaults(normalise_config(raw), config),
@@ -78,7 +78,8 @@ def count_config(payload: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
+def load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
+    """The config object of a config.json's content. Raises UserError for what transformers cannot read."""
     fields = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map", "quantization_config")}
     model_type = raw["model_type"]
     try:
@@ -105,22 +106,28 @@ def _cannot_build(model_type: str, error: Exception) -> UserError:
     return UserError(message.format(name=model_type, reason=reason), "model.config")
 
 
-def _build(config: PretrainedConfig, architectures: object) -> PreTrainedModel:
-    """The model on the meta device: nothing is allocated, whatever its size.
+def build_model(
+    config: PretrainedConfig,
+    architectures: object = None,
+    device: str = "meta",
+    dtype: torch.dtype | None = None,
+) -> PreTrainedModel:
+    """The model of a config on a device; on the meta device nothing is allocated, whatever its size.
 
     The class that the config names, where it is transformers' own for that model type, else the first
-    of `_AUTO_CLASSES` that has one.
+    of `_AUTO_CLASSES` that has one. Raises UserError where it cannot be built.
     """
     named = architectures[0] if isinstance(architectures, list) and architectures else ""
     own = getattr(transformers, str(named), None)
+    options = {} if dtype is None else {"dtype": dtype}
     try:
-        with torch.device("meta"), warnings.catch_warnings():
+        with torch.device(device), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if isinstance(own, type) and issubclass(own, PreTrainedModel) and own.config_class is type(config):
-                return own(config)
+                return cast(PreTrainedModel, own._from_config(config, **options))  # type: ignore[no-untyped-call]  # noqa: SLF001
             for auto in _AUTO_CLASSES:
                 if type(config) in auto._model_mapping:  # noqa: SLF001  no public way to ask
-                    return cast(PreTrainedModel, auto.from_config(config))  # type: ignore[no-untyped-call]
+                    return cast(PreTrainedModel, auto.from_config(config, **options))  # type: ignore[no-untyped-call]
     except Exception as error:
         raise _cannot_build(config.model_type, error) from None
     message = _("transformers {version} has no model that trains for model_type {name!r}.")

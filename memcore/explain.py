@@ -60,6 +60,7 @@ TERM_LABELS = {
     "gradients": mark("Gradients"),
     "fp32_gradients": mark("FP32 gradients"),
     "gradient_slice": mark("This rank's gradient slice"),
+    "accumulated_slice": mark("The slice accumulated so far"),
     "master_weights": mark("FP32 master weights"),
     "momentum": mark("Momentum"),
     "variance": mark("Variance"),
@@ -72,6 +73,10 @@ TERM_LABELS = {
     "ddp_buckets": mark("DDP gradient buckets"),
     "gathered_parameters": mark("Gathered parameters"),
     "persistent_parameters": mark("Parameters that are never divided"),
+    "gather_copies": mark("Buffer that parameters arrive in together"),
+    "newest_gradient": mark("The newest whole gradient"),
+    "reduce_flatten": mark("Copy of the bucket while it is reduced"),
+    "norm_copy": mark("FP64 copy for the gradients' norm"),
     "reduced_gradients": mark("Whole gradients of one layer"),
     "saved_activations": mark("Saved activations"),
     "attention_scores": mark("Attention scores"),
@@ -91,6 +96,7 @@ TERM_REMEDIES = {
     "secondary_weights": mark("Raise zero_hpz_partition_size to the GPUs of a node, or set it to 1."),
     "gradients": mark("Divide them with ZeRO stage 2 or FSDP2."),
     "fp32_gradients": mark("Accumulate in BF16, or divide them with ZeRO stage 2."),
+    "accumulated_slice": mark("Share among more GPUs, or accumulate fewer micro-steps."),
     "gradient_slice": mark("Share among more GPUs."),
     "master_weights": mark("Divide them with ZeRO stage 1 or above, share among more GPUs, or offload the optimizer."),
     "momentum": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose an optimizer without it."),
@@ -103,6 +109,10 @@ TERM_REMEDIES = {
     "reduce_bucket": mark("Lower reduce_bucket_size; each element costs the gradient's bytes."),
     "ddp_buckets": mark("Set gradient_as_bucket_view=True, which makes the gradients views of the buckets."),
     "gathered_parameters": mark("Lower stage3_max_live_parameters and stage3_max_reuse_distance together."),
+    "gather_copies": mark("Lower stage3_prefetch_bucket_size."),
+    "newest_gradient": mark("It is as large as the model's largest parameter."),
+    "reduce_flatten": mark("Lower reduce_bucket_size."),
+    "norm_copy": mark("It is as large as the model's largest parameter."),
     "persistent_parameters": mark("Lower stage3_param_persistence_threshold."),
     "reduced_gradients": mark("Wrap smaller units."),
     "saved_activations": mark("Checkpoint layers, shorten the sequence, or lower the micro-batch."),
@@ -224,7 +234,7 @@ def _binding_reason(budget: Budget, unit: ByteUnit) -> list[str]:
     most, term = max(grown, key=lambda pair: pair[0])
     if most * 20 < budget.peak_bytes:
         return []
-    reason = _("What is there only then: {term}, {size}.")
+    reason = _("What makes it the largest: {term}, {size}.")
     return [reason.format(term=term_label(term.name), size=format_bytes(most, unit))]
 
 

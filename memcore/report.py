@@ -13,6 +13,7 @@ from memcore.models import Block, CatalogueModel, Inventory, Role, Tensor, catal
 from memcore.recipes import DType
 from memcore.scenario import scenario_data
 from memcore.terms import Phase, Term
+from memcore.trace.profile import dump_profile
 from memcore.zero import Communication
 
 # No published run stands behind the band yet (memcore.budget.ASSUMED_BAND_PERCENT).
@@ -264,5 +265,21 @@ def reading_report(reading: Reading, budget: Budget) -> dict[str, Any]:
         "notes": list(reading.notes),
         "unknown": list(reading.unknown),
         "corrected": dict(reading.corrected),
+        "budget": budget_report(budget),
+    }
+
+
+def trace_report(budget: Budget, closed: Budget) -> dict[str, Any]:
+    """A traced budget as JSON data, with the closed form's peaks by phase and the profile itself."""
+    profile = budget.evidence.profile
+    assert profile is not None, "a trace was asked for"
+    return {
+        "trace": dump_profile(profile),
+        "peak_bytes": budget.peak_bytes,
+        "closed_form_peak_bytes": closed.peak_bytes,
+        "by_phase": [
+            {"phase": phase.value, "traced_bytes": budget.totals[index], "closed_form_bytes": closed.totals[at]}
+            for (phase, index), at in zip(budget.phase_peaks().items(), closed.phase_peaks().values(), strict=True)
+        ],
         "budget": budget_report(budget),
     }

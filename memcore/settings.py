@@ -29,7 +29,6 @@ class Settings:
     hosted: bool = False
     hub_lookup: bool = True
     max_upload_chars: int = 400_000
-    max_link_chars: int = 4_096
     light_lane: LaneLimits = field(default_factory=LaneLimits)
 
     @property

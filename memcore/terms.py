@@ -64,7 +64,7 @@ def step_timeline(num_layers: int) -> Timeline:
 
     A model that is only a parameter count has one segment. The backward visits the layers from the
     last to the first, then reduces what gradients are still to be reduced. The optimizer step first
-    readies the gradients (an engine may cast or flatten them), then updates.
+    takes the gradients' norm, readies them (an engine may cast or flatten them), then updates.
     """
     segments = range(max(num_layers, 1))
     return (
@@ -73,6 +73,7 @@ def step_timeline(num_layers: int) -> Timeline:
         Moment(phase=Phase.LOSS),
         *(Moment(phase=Phase.BACKWARD, segment=i) for i in reversed(segments)),
         Moment(phase=Phase.BACKWARD, segment="reduce"),
+        Moment(phase=Phase.OPTIMIZER, segment="norm"),
         Moment(phase=Phase.OPTIMIZER, segment="gradients"),
         Moment(phase=Phase.OPTIMIZER),
         Moment(phase=Phase.IDLE),

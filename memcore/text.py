@@ -293,3 +293,25 @@ def ds_config_text(reading: Reading, budget: Budget, unit: ByteUnit) -> str:
     notes = [line for note in [*reading.notes, *unknown] for line in wrap(f"* {note}")]
     verdict = wrap(verdict_sentence(budget, unit))
     return "\n\n".join(part for part in ("\n".join(verdict), "\n".join(notes), table(rows, "<><>~")) if part)
+
+
+def trace_text(budget: Budget, closed: Budget, unit: ByteUnit) -> str:
+    """A trace for reading: the verdict it gives, each phase beside the closed form, and what is alive at the peak."""
+    profile = budget.evidence.profile
+    assert profile is not None, "a trace was asked for"
+    traced = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
+    about = traced.format(
+        traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
+    )
+    rows = [(_("Phase"), _("traced"), _("closed form"), _("difference"))]
+    for (phase, index), at in zip(budget.phase_peaks().items(), closed.phase_peaks().values(), strict=True):
+        own, other = budget.totals[index], closed.totals[at]
+        difference = f"{100 * (other - own) / own:+.1f}%" if own else "-"
+        rows.append((_(PHASE_LABELS[phase]), format_bytes(own, unit), format_bytes(other, unit), difference))
+    alive = [(_("At the peak"), "", "")]
+    alive += [
+        (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))
+        for term, share in budget.at_peak()
+    ]
+    parts = ["\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(wrap(about)), *profile.notes]
+    return "\n\n".join([*parts, table(rows, "<>>>"), table(alive, "<><")])

@@ -317,18 +317,19 @@ def test_a_config_needs_its_count_first():
 
 
 def test_evidence_is_fetched_for_configs_alone():
-    def count(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert config["model_type"] == "llama"
+    def ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:
+        assert task == "count_config"
+        assert payload["config"]["model_type"] == "llama"
         inventory = catalogue_inventory(LLAMA)
         assert inventory is not None
         return {"inventory": dump_inventory(inventory), "defaults": {"vocab_size": 32000}, "quantised_as": None}
 
-    def never(config: Mapping[str, Any]) -> NoReturn:
-        raise AssertionError(f"counted {config}")
+    def never(task: str, payload: dict[str, Any]) -> NoReturn:
+        raise AssertionError(f"asked for {task} of {payload}")
 
     assert evidence_for(parse_scenario({"model": {"name": LLAMA}}), never) == FORMULAS
     scenario = parse_scenario({"model": {"config": {"model_type": "llama"}}})
-    evidence = evidence_for(scenario, count)
+    evidence = evidence_for(scenario, ask)
     assert evidence.config_defaults == {"vocab_size": 32000}
     by_name = predict(parse_scenario({"model": {"name": LLAMA}}))
     assert predict(scenario, evidence).totals == by_name.totals

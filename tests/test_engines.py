@@ -151,7 +151,10 @@ class TestMeasuredOnTwoRanks:
         small = deepspeed(3, zero={"reduce_bucket_size": 1_000_000})
         large = deepspeed(3, zero={"reduce_bucket_size": 10_000_000})
         for phase in Phase:
-            assert per_parameter(large, phase) - per_parameter(small, phase) == pytest.approx(9e6 * 2 / TINY)
+            # In the backward its contents exist a second time, interleaved by rank for the reduce-scatter.
+            times = 2 if phase is Phase.BACKWARD else 1
+            moved = per_parameter(large, phase) - per_parameter(small, phase)
+            assert moved == pytest.approx(times * 9e6 * 2 / TINY)
 
 
 class TestPublishedSingleGpu:
@@ -235,14 +238,18 @@ class TestDeepSpeed:
         assert named(budget, "step_gradient_copies") == 0
         assert per_parameter(budget, Phase.OPTIMIZER) == pytest.approx(2 + 12 / 2 + 4 / 2)
 
-    def test_fp32_accumulation_at_stage_1_keeps_both_gradients(self):
+    def test_fp32_accumulation_at_stage_1_keeps_whole_fp32_gradients(self):
+        """Measured on two ranks: 12.0 between steps, 16.0 in the backward, 14.0 in the step."""
         budget = deepspeed(1, recipe={"convention": "deepspeed_fp32_grad"})
-        assert per_parameter(budget, Phase.IDLE) == pytest.approx(2 + 2 + 4 + 12 / 2)
+        assert per_parameter(budget, Phase.IDLE) == pytest.approx(2 + 4 + 12 / 2)
+        assert per_parameter(budget, Phase.BACKWARD) == pytest.approx(12 + 2 + 2)
+        assert per_parameter(budget, Phase.OPTIMIZER) == pytest.approx(12 + 2)
 
     def test_optimizer_offload_takes_states_and_gradients_off_the_gpu(self):
         budget = deepspeed(2, offload={"optimizer": "cpu"})
         assert per_parameter(budget, Phase.OPTIMIZER) == 2.0
-        assert per_parameter(budget, Phase.BACKWARD) == pytest.approx(2.0 + 10**9 / TINY)
+        # The bucket, and its contents once more while they are reduced: all of these few parameters.
+        assert per_parameter(budget, Phase.BACKWARD) == pytest.approx(2.0 + 10**9 / TINY + 2.0)
 
     def test_accumulation_keeps_gradients_through_the_forward(self):
         once, twice = deepspeed(2), deepspeed(2, workload={"grad_accum": 2})

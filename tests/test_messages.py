@@ -67,7 +67,7 @@ def test_placeholders_are_compared_with_conversion_and_format():
 def test_no_half_translated_sentence(code: str):
     """A translation has no English sentence left in it, and none of the English full stops."""
     for message in SCRIPT["read"](code):
-        if message.id and len(str(message.id).split()) > 4:
+        if message.id and message.string and len(str(message.id).split()) > 4:
             text = re.sub(r"\{[^}]*\}", "", str(message.string))
             assert re.search(r"[\u4e00-\u9fff]", text), message.id
             assert not re.search(r"[\u4e00-\u9fff]\s*[.,;:?!](\s|$)", text), f"{message.id!r} ends in English"

@@ -179,13 +179,14 @@ def _norms(block: Block, shapes: Shapes, widths: _Widths, traits: Traits) -> Ite
 
 def _attention(block: Block, shapes: Shapes, widths: _Widths, traits: Traits) -> Iterator[Kept]:
     """Inputs of the projections, then what the kernel keeps. Flash: q, k, v, its output and an FP32 log-sum-exp;
-    memory-efficient the same with keys and values repeated for every query head; plain: the scores too."""
+    memory-efficient the same, with grouped keys and values repeated for every query head; plain: the scores too."""
     w = traits.width
     inputs = 1 if shapes.parallel and _single_norm(block) else 2
     read = w * (inputs * widths.hidden + widths.latent)
     yield Kept(name="linear_inputs", per_token=read if traits.adapted is None else 0)
     keys, values = widths.keys, widths.values
-    if traits.attention != "flash":
+    grouped = widths.kv_heads < widths.heads
+    if traits.attention == "eager" or (traits.attention == "memory_efficient" and grouped):
         # Keys and values are repeated for every query head, and laid out anew.
         keys, values = widths.queries, widths.attended
     elif widths.fused_qkv and shapes.rotary:

@@ -6,20 +6,19 @@ integrations/deepspeed.py, HfTrainerDeepSpeedConfig.trainer_config_finalize). Si
 """
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from memcore.budget import Evidence, predict
 from memcore.ds_config.effects import ZERO_KEYS, KeyReading, decides_memory, explain_key
+from memcore.ds_config.mending import AUTO, DEPRECATED, by_alias, mend, number, shown, switch
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.scenario import Scenario, ZeroConfig, decode_json, parse_scenario, scenario_data
 from memcore.units import MAX_PARAMS
 
 MAX_DS_CONFIG_CHARS = 200_000
-AUTO = "auto"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +37,6 @@ class Reading:
         return sorted(costly, key=lambda key: -(key.cost_bytes or 0))[:count]
 
 
-_DEPRECATED = {
-    "cpu_offload": "offload_optimizer",
-    "cpu_offload_param": "offload_param",
-    "cpu_offload_use_pin_memory": "offload_optimizer.pin_memory",
-    "stage3_gather_fp16_weights_on_model_save": "stage3_gather_16bit_weights_on_model_save",
-}
 _BOOLEANS = ("contiguous_gradients", "overlap_comm")
 _TOP_KEYS = frozenset(
     {
@@ -128,17 +121,21 @@ class _Reader:
     def __init__(self, raw: Mapping[str, Any], scenario: Scenario, evidence: Evidence) -> None:
         zero = raw.get("zero_optimization", {})
         if not isinstance(zero, Mapping):
-            raise UserError(_("zero_optimization is {value}; it must be an object.").format(value=repr(zero)[:60]))
-        self._raw, self._zero = raw, zero
+            raise UserError(_("zero_optimization is {value}; it must be an object.").format(value=shown(zero)))
+        self._raw, self._zero = raw, by_alias(zero)
         self._scenario, self._evidence = scenario, evidence
         self._notes: list[str] = []
-        self._corrected: dict[str, Any] = json.loads(json.dumps(raw))
+        try:
+            self._corrected: dict[str, Any] = json.loads(json.dumps({**raw, "zero_optimization": self._zero}))
+        except RecursionError:
+            raise UserError(_("This is not JSON{where}.").format(where="")) from None
         self._values: dict[str, Any] = {}
 
     def read(self) -> Reading:
         unknown = self._unknown()
         stage = self._stage()
-        self._sizes(stage)
+        self._sizes()
+        self._notes.extend(mend(self._corrected["zero_optimization"], stage))
         data = self._scenario_data(stage)
         scenario = parse_scenario(data)
         budget = predict(scenario, self._evidence)
@@ -149,35 +146,35 @@ class _Reader:
 
     def _concerns(self, name: str) -> bool:
         """Keys of the file, and those defaults of DeepSpeed's that decide memory."""
-        return name in self._zero or (name not in _DEPRECATED and decides_memory(name))
+        return name in self._zero or (name not in DEPRECATED and decides_memory(name))
 
     def _unknown(self) -> tuple[str, ...]:
-        unknown = [str(key)[:60] for key in self._raw if key not in _TOP_KEYS]
+        unknown = [key for key in self._raw if key not in _TOP_KEYS]
         for key in unknown:
             if key in _MISPLACED:
                 message = _("{key} lies outside zero_optimization, where DeepSpeed does not read it: it has no effect.")
                 self._notes.append(message.format(key=key))
             self._corrected.pop(key, None)
-        inner = [str(key)[:60] for key in self._zero if key not in ZERO_KEYS]
+        inner = [key for key in self._zero if key not in ZERO_KEYS]
         for key in inner:
             message = _("zero_optimization.{key} is not a key of DeepSpeed 0.19.8, which refuses it.")
-            self._notes.append(message.format(key=key))
+            self._notes.append(message.format(key=key[:60]))
             self._corrected["zero_optimization"].pop(key, None)
-        for old, new in _DEPRECATED.items():
+        for old, new in DEPRECATED.items():
             if old in self._zero:
                 self._notes.append(_("{old} is deprecated: write {new}.").format(old=old, new=new))
-        return (*unknown, *(f"zero_optimization.{key}" for key in inner))
+        return (*(key[:60] for key in unknown), *(f"zero_optimization.{key[:60]}" for key in inner))
 
     def _stage(self) -> int:
         given = self._zero.get("stage", 0)
         stage = self._whole("stage", given, least=0)
         if stage is None or stage not in (0, 1, 2, 3):
             raise UserError(
-                _("zero_optimization.stage is {value}; allowed are 0, 1, 2 and 3.").format(value=repr(given)[:40])
+                _("zero_optimization.stage is {value}; allowed are 0, 1, 2 and 3.").format(value=shown(given))
             )
         return stage
 
-    def _sizes(self, stage: int) -> None:
+    def _sizes(self) -> None:
         """Take up every size and switch that memory depends on, "auto" resolved."""
         fields = ZeroConfig.model_fields
         for name in fields:
@@ -188,12 +185,8 @@ class _Reader:
             if value is not None:
                 self._values[name] = value
         for name in _BOOLEANS:
-            given = self._zero.get(name)
-            if isinstance(given, bool):
-                self._values[name] = given
-            elif given is not None and given != AUTO:
-                message = _("zero_optimization.{key} is {value}; allowed is true or false. Its default is used.")
-                self._notes.append(message.format(key=name, value=repr(given)[:40]))
+            if (value := switch(self._zero.get(name))) is not None:
+                self._values[name] = value
 
     def _auto(self, name: str) -> int | None:
         """Hugging Face's rules: h^2, 0.9 h^2 and 10 h; without a known hidden size DeepSpeed's default stays."""
@@ -220,21 +213,20 @@ class _Reader:
 
     def _whole(self, name: str, given: Any, least: int) -> int | None:
         """A size in any of the spellings that people use; what DeepSpeed would refuse is said and mended."""
-        value = _number(given)
-        if value is None or not least <= value <= MAX_PARAMS:
+        value = number(given)
+        most = _MOST.get(name, MAX_PARAMS)
+        if value is None or not least <= value <= most:
             message = _(
                 "zero_optimization.{key} is {value}; allowed is a whole number from {least}. Its default is used."
             )
-            self._notes.append(message.format(key=name, value=repr(given)[:40], least=least))
-            if isinstance(self._corrected.get("zero_optimization"), dict):
-                self._corrected["zero_optimization"].pop(name, None)
+            self._notes.append(message.format(key=name, value=shown(given), least=least))
+            self._corrected["zero_optimization"].pop(name, None)
             return None
         text_ok = isinstance(given, str) and given.strip().lstrip("+").isdigit()
         if not (isinstance(given, int) or text_ok or (isinstance(given, float) and given == int(given))):
             message = _("zero_optimization.{key} is {value}, which DeepSpeed refuses: write {read}.")
-            self._notes.append(message.format(key=name, value=repr(given)[:40], read=int(value)))
-        if isinstance(self._corrected.get("zero_optimization"), dict):
-            self._corrected["zero_optimization"][name] = int(value)
+            self._notes.append(message.format(key=name, value=shown(given), read=int(value)))
+        self._corrected["zero_optimization"][name] = int(value)
         return int(value)
 
     def _scenario_data(self, stage: int) -> dict[str, Any]:
@@ -268,13 +260,10 @@ class _Reader:
 
     def _device(self, section: str, legacy: str) -> str:
         part = self._zero.get(section)
-        if isinstance(part, Mapping):
-            device = part.get("device", "none")
-            if device in ("none", "cpu", "nvme"):
-                return str(device)
-            message = _("zero_optimization.{key}.device is {value}; allowed are none, cpu and nvme.")
-            self._notes.append(message.format(key=section, value=repr(device)[:40]))
-        return "cpu" if self._zero.get(legacy) is True else "none"
+        device = part.get("device") if isinstance(part, Mapping) else None
+        if isinstance(device, str) and device in ("none", "cpu", "nvme"):
+            return device
+        return "cpu" if switch(self._zero.get(legacy)) else "none"
 
     def _precision(self, stage: int) -> dict[str, Any]:
         """The dtypes: bf16, fp16, or neither, which is FP32 training."""
@@ -332,25 +321,16 @@ class _Reader:
         given = self._raw.get(name)
         if given is None or given == AUTO:
             return None
-        value = _number(given)
-        if value is None or value < 1 or value != int(value):
+        value = number(given)
+        if value is None or not 1 <= value <= MAX_PARAMS or value != int(value):
             message = _("{key} is {value}; allowed is a whole number above 0. It is left as it was.")
-            self._notes.append(message.format(key=name, value=repr(given)[:40]))
+            self._notes.append(message.format(key=name, value=shown(given)))
             return None
         return int(value)
 
 
+_MOST = {"stage3_model_persistence_threshold": 2**63 - 1}
 _LEAST = {"reduce_bucket_size": 1, "sub_group_size": 1, "zero_hpz_partition_size": 1}
-
-
-def _number(given: Any) -> float | None:
-    if isinstance(given, bool) or not isinstance(given, int | float | str):
-        return None
-    try:
-        value = float(given)
-    except (ValueError, OverflowError):
-        return None
-    return value if math.isfinite(value) else None
 
 
 def _enabled(section: Any) -> bool | str | None:

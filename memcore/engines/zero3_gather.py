@@ -34,12 +34,16 @@ class GatherSettings:
 class Gathered:
     """Elements gathered at the most: in each layer's forward and backward, by layer, and in between.
 
+    `forward_flat` and `backward_flat`: what comes on top for a moment, while parameters that were fetched
+    together are copied out of the one buffer they came in.
     `persistent`: elements that are never divided. `turn`: what is gathered when the backward has
     fetched what its first module needs.
     """
 
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+    forward_flat: tuple[int, ...]
+    backward_flat: tuple[int, ...]
     turn: int
     persistent: int
 
@@ -66,6 +70,9 @@ class _Coordinator:
     gathered: int = 0
     fetched_for: dict[int, int] = field(default_factory=dict)
     queue: deque[tuple[int, int]] = field(default_factory=deque)
+    # Parameters that came in one buffer and were not waited for yet: by parameter, the elements of all of them.
+    in_flight: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    flat: int = 0
 
     def start(self) -> None:
         """Fill the queue with every use of every parameter, in order (reset_step)."""
@@ -73,8 +80,8 @@ class _Coordinator:
 
     def enter(self, visit: _Visit) -> None:
         """fetch_sub_module: gather the module's own parameters, then run ahead."""
-        for param in visit.params:
-            self._gather(param)
+        self._gather(visit.params)
+        self._wait(visit.params)
         waiting = {param for param in visit.params if self.fetched_for.get(param, -1) < self.step}
         popped: set[int] = set()
         while self.queue and len(popped) < len(waiting):
@@ -87,17 +94,35 @@ class _Coordinator:
     def _prefetch(self) -> None:
         room = min(self.settings.max_live - self.gathered, self.settings.prefetch_bucket)
         ahead = 0
+        chosen: list[int] = []
         while self.settings.prefetch_bucket and self.queue and ahead < room:
             param, step = self.queue.popleft()
             self.fetched_for[param] = max(self.fetched_for.get(param, -1), step)
-            ahead += self._gather(param)
+            if self._is_divided(param) and param not in chosen:
+                chosen.append(param)
+                ahead += self.sizes[param]
+        self._gather(chosen)
 
-    def _gather(self, param: int) -> int:
-        if param in self.available or param in self.persistent:
-            return 0
-        self.available.add(param)
-        self.gathered += self.sizes[param]
-        return self.sizes[param]
+    def _is_divided(self, param: int) -> bool:
+        return param not in self.available and param not in self.persistent
+
+    def _gather(self, params: Sequence[int]) -> None:
+        """all_gather_coalesced: what is fetched together comes in one buffer, unless it is a single parameter."""
+        group = tuple(dict.fromkeys(param for param in params if self._is_divided(param)))
+        for param in group:
+            self.available.add(param)
+            self.gathered += self.sizes[param]
+            if len(group) > 1:
+                self.in_flight[param] = group
+
+    def _wait(self, params: Sequence[int]) -> None:
+        """AllGatherCoalescedHandle.wait: the buffer is alive beside the copies of all that came in it."""
+        self.flat = 0
+        for param in params:
+            group = self.in_flight.get(param, ())
+            self.flat = max(self.flat, sum(self.sizes[each] for each in group))
+            for each in group:
+                del self.in_flight[each]
 
     def leave(self, visit: _Visit) -> None:
         """release_sub_module: let go of what is not persistent, not fetched for later, and not needed soon."""
@@ -125,6 +150,7 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: Sequenc
     coordinator.start()
     layers = len(inventory.layers)
     peaks: dict[tuple[str, int], int] = {}
+    with_flat: dict[tuple[str, int], int] = {}
     turn = 0
     for enters, visit in order:
         if enters:
@@ -134,9 +160,20 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: Sequenc
         if visit.segment[0] == "backward" and not turn:
             turn = coordinator.gathered
         peaks[visit.segment] = max(peaks.get(visit.segment, 0), coordinator.gathered)
+        most = coordinator.gathered + (coordinator.flat if enters else 0)
+        with_flat[visit.segment] = max(with_flat.get(visit.segment, 0), most)
+
+    def by_layer(what: dict[tuple[str, int], int], phase: str) -> tuple[int, ...]:
+        return tuple(what.get((phase, i), 0) for i in range(layers))
+
+    def flat(phase: str) -> tuple[int, ...]:
+        return tuple(a - b for a, b in zip(by_layer(with_flat, phase), by_layer(peaks, phase), strict=True))
+
     return Gathered(
-        forward=tuple(peaks.get(("forward", i), 0) for i in range(layers)),
-        backward=tuple(peaks.get(("backward", i), 0) for i in range(layers)),
+        forward=by_layer(peaks, "forward"),
+        backward=by_layer(peaks, "backward"),
+        forward_flat=flat("forward"),
+        backward_flat=flat("backward"),
         turn=turn,
         persistent=sum(sizes[index] for index in persistent),
     )

@@ -15,6 +15,7 @@ Task = Callable[[dict[str, Any]], dict[str, Any]]
 TASKS: Mapping[str, str] = {
     "count_config": "memcore.counting:count_config",
     "fetch_config": "memcore.hub:fetch_config",
+    "trace": "memcore.trace.tracer:trace_task",
 }
 
 

@@ -45,6 +45,11 @@ def _layout(figure: go.Figure, height: int, margin_top: int = 32) -> go.Figure:
     return figure
 
 
+def _log_range(values: Sequence[int]) -> list[float]:
+    """An axis' range, in powers of ten, with room for the label of its last tick."""
+    return [math.log10(min(values)) - 0.03, math.log10(max(values)) + 0.08]
+
+
 def _stacked(labels: Sequence[str], stacks: Mapping[Category, Sequence[int]], unit: ByteUnit) -> go.Figure:
     """Horizontal bars, one per label, stacked by category."""
     figure = go.Figure()
@@ -252,11 +257,10 @@ def world_sizes(
         type="log",
         title=_("GPUs that share the states"),
         tickvals=list(CURVE_RANKS),
-        # In powers of ten, with room for the last tick's label.
-        range=[-0.03, math.log10(max(CURVE_RANKS)) + 0.08],
+        range=_log_range(CURVE_RANKS),
     )
     figure.update_yaxes(
-        type="log", dtick=1, exponentformat="none", title=_("model states per GPU ({unit})").format(unit=unit.value)
+        type="log", dtick=1, tickformat=",~g", title=_("model states per GPU ({unit})").format(unit=unit.value)
     )
     return _layout(figure, 420)
 
@@ -309,17 +313,20 @@ def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit)
                 "color": ATTENTION_COLOURS[curve.attention],
                 "dash": "dash" if curve.checkpointing == "full" else "solid",
             },
-            hovertemplate=f"%{{fullData.name}}, %{{x:,}} tokens: %{{y:.2f}} {unit.value}<extra></extra>",
+            hovertemplate=_("%{{fullData.name}}, %{{x:,}} tokens: %{{y:.2f}} {unit}").format(unit=unit.value)
+            + "<extra></extra>",
         )
     sizes = [size for size, _total in curves[0].points]
     _usable_trace(figure, sizes[0], sizes[-1], usable, unit)
     figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
     figure.update_xaxes(
-        type="log", title=_("tokens per sequence"), tickvals=sizes, ticktext=[f"{size:,}" for size in sizes]
+        type="log",
+        title=_("tokens per sequence"),
+        tickvals=sizes,
+        ticktext=[f"{size:,}" for size in sizes],
+        range=_log_range(sizes),
     )
-    figure.update_yaxes(
-        type="log", dtick=1, exponentformat="none", title=_("activations ({unit})").format(unit=unit.value)
-    )
+    figure.update_yaxes(type="log", dtick=1, tickformat=",~g", title=_("activations ({unit})").format(unit=unit.value))
     return _layout(figure, 440)
 
 
@@ -338,14 +345,13 @@ def depth(curves: Sequence[Curve], current: int, unit: ByteUnit) -> go.Figure:
             y=[total / unit.size for _size, total in curve.points],
             mode="lines+markers",
             line={"color": STAGE_COLOURS[position]},
-            hovertemplate=f"%{{fullData.name}}, %{{x}} layers: %{{y:.2f}} {unit.value}<extra></extra>",
+            hovertemplate=_("%{{fullData.name}}, %{{x}} layers: %{{y:.2f}} {unit}").format(unit=unit.value)
+            + "<extra></extra>",
         )
     sizes = [size for size, _total in curves[0].points]
     figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
     figure.update_xaxes(type="log", title=_("layers"), tickvals=sizes)
-    figure.update_yaxes(
-        type="log", dtick=1, exponentformat="none", title=_("activations ({unit})").format(unit=unit.value)
-    )
+    figure.update_yaxes(type="log", dtick=1, tickformat=",~g", title=_("activations ({unit})").format(unit=unit.value))
     return _layout(figure, 400)
 
 

@@ -1,6 +1,5 @@
 """What the dashboard has done outside the server process: counting configs and fetching them."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -27,17 +26,12 @@ def _ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
     return result.value
 
 
-def count(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Count a config in a worker. Raises UserError with what went wrong."""
-    return _ask("count_config", {"config": dict(config)})
-
-
 def fetch(hub_id: str) -> dict[str, Any]:
     """Fetch a config by hub id in a worker. Raises UserError with what went wrong."""
     config: dict[str, Any] = _ask("fetch_config", {"hub_id": hub_id})["config"]
     return config
 
 
-def budget_of(scenario: Scenario) -> Budget:
-    """The scenario's budget with all the evidence that can be had. Raises UserError."""
-    return predict(scenario, evidence_for(scenario, count))
+def budget_of(scenario: Scenario, *, traced: bool = False) -> Budget:
+    """The scenario's budget, on request with a trace of its model. Raises UserError."""
+    return predict(scenario, evidence_for(scenario, _ask, traced=traced))

@@ -41,8 +41,9 @@ class Head:
         return self.states @ self.weight.t()
 
     def loss(self) -> torch.Tensor:
-        """The loss, the logits let go of."""
-        loss: torch.Tensor = ForCausalLMLoss(self.logits(), self.labels, VOCAB)
+        """The loss; the logits are held through the forward, as a model's own forward does, then let go of."""
+        logits = self.logits()
+        loss: torch.Tensor = ForCausalLMLoss(logits, self.labels, VOCAB)
         return loss
 
     def forward(self) -> None:

@@ -132,7 +132,7 @@ class TestEveryPage:
         assert f"({unit})" in first or "bytes" in first
 
     @pytest.mark.parametrize("file", FILES)
-    def test_charts_and_tables_have_a_text_alternative(self, file: str):
+    def test_charts_have_a_text_alternative(self, file: str):
         at = opened(file)
         assert all(chart.proto.alt for chart in at.get("plotly_chart"))
 

@@ -1,0 +1,140 @@
+"""Stage 3: everything in slices; weights are gathered while they are used.
+
+Symbols: G sub_group_size, H the ranks of hpZ's second copy.
+"""
+
+from memcore.activations import checkpointing
+from memcore.engines.deepspeed.plan import (
+    STAGE_3,
+    Plan,
+    bucket,
+    copies_at,
+    fp32_accumulation,
+    momentary_gradients,
+    norm_copy,
+    slice_term,
+    temporaries,
+)
+from memcore.engines.zero3_gather import GatherSettings, simulate
+from memcore.scenario import ZeroConfig
+from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
+from memcore.units import ceil_div
+from memcore.zero import hpz_secondary_bytes
+
+
+def terms(plan: Plan) -> list[Term]:
+    """Everything is divided. The bucket and the gradient slice stay; the update goes one sub-group at a time."""
+    inputs = plan.inputs
+    accumulation = fp32_accumulation(plan)
+    width = accumulation.element_bytes if accumulation else plan.grad_bytes
+    assert width is not None, "gradients have one dtype"
+    found = bucket(plan, 1, tuple(Phase), f"{STAGE_3}, DeepSpeedZeroOptimizer_Stage3.__init__ (ipg_buckets)")
+    found += momentary_gradients(
+        plan, "deepspeed 0.19.8, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced"
+    )
+    if not plan.optimizer_offloaded:
+        group = _sub_group(plan)
+        # Flattened in their own dtype, then cast; the cast of what is FP32 already is no copy.
+        each = width + 4 if width < 4 else width
+        found += [
+            slice_term(
+                plan, width, plan.slice_elements, lambda moment: True, f"{STAGE_3}, grad_partitions_flat_buffer"
+            ),
+            Term(
+                name="step_gradient_copies",
+                category=Category.OPTIMIZER,
+                bytes_at=copies_at(inputs, each * group, 4 * group),
+                formula=Formula(symbols=rf"{each}\,\min(G, \Psi / N)", numbers=product(each, group)),
+                source=f"{STAGE_3}, _prepare_fp32_grad_for_sub_group: flatten(...).to(...)",
+            ),
+            *norm_copy(plan, f"{STAGE_3}, get_grad_norm_direct"),
+            *temporaries(plan, group),
+        ]
+    return [*found, *_gathered(plan), *_secondary(plan)]
+
+
+def _sub_group(plan: Plan) -> int:
+    """Elements of the largest sub-group: it is closed once it reaches sub_group_size, so it overshoots by up to
+    one parameter's share (stage3.py, _create_fp16_sub_groups)."""
+    limit, ranks = plan.config.sub_group_size, plan.inputs.ranks
+    if not plan.tensors:
+        return min(limit, plan.slice_elements)
+    largest = current = 0
+    for tensor in plan.tensors:
+        current += ceil_div(tensor.numel, ranks)
+        largest = max(largest, current)
+        current = 0 if current >= limit else current
+    return largest
+
+
+def _gathered(plan: Plan) -> list[Term]:
+    """Weights that are whole while they are used, from the prefetcher's own queue; and those that always are."""
+    inputs, inventory = plan.inputs, plan.inputs.inventory
+    if inventory is None or inputs.ranks == 1:
+        return []
+    settings = gather_settings(plan.config)
+    recompute = checkpointing(inputs.scenario.workload.checkpointing, len(inventory.layers))
+    gathered = simulate(inventory, settings, tuple(group is not None for group in recompute.groups))
+    width = inputs.states.precision.convention.compute_dtype.size
+
+    def at(moment: Moment, forward: tuple[int, ...], backward: tuple[int, ...], turn: int) -> int:
+        if moment.phase is Phase.LOSS:
+            return width * turn
+        if not isinstance(moment.segment, int):
+            return 0
+        return width * {Phase.FORWARD: forward, Phase.BACKWARD: backward}[moment.phase][moment.segment]
+
+    bytes_at = during(inputs.timeline, lambda m: at(m, gathered.forward, gathered.backward, gathered.turn))
+    flat = during(inputs.timeline, lambda m: at(m, gathered.forward_flat, gathered.backward_flat, 0))
+    source = "deepspeed 0.19.8, runtime/zero"
+    return [
+        Term(
+            name="gathered_parameters",
+            category=Category.COMMUNICATION,
+            bytes_at=bytes_at,
+            formula=Formula(symbols=rf"{width}\,\Psi_{{gathered}}", numbers=product(width, max(bytes_at) // width)),
+            source=f"{source}/partitioned_param_coordinator.py, fetch_sub_module and release_sub_module, simulated",
+        ),
+        Term(
+            name="gather_copies",
+            category=Category.COMMUNICATION,
+            bytes_at=flat,
+            formula=Formula(symbols=rf"{width}\,\Psi_{{together}}", numbers=product(width, max(flat) // width)),
+            source=f"{source}/partition_parameters.py, AllGatherCoalescedHandle.wait: torch.cat",
+        ),
+        Term(
+            name="persistent_parameters",
+            category=Category.COMMUNICATION,
+            bytes_at=width * gathered.persistent,
+            formula=Formula(symbols=rf"{width}\,\Psi_{{small}}", numbers=product(width, gathered.persistent)),
+            source=f"{source}/parameter_offload.py, mark_persistent_parameters",
+        ),
+    ]
+
+
+def gather_settings(config: ZeroConfig) -> GatherSettings:
+    """The settings of the prefetcher in a ds_config."""
+    return GatherSettings(
+        prefetch_bucket=config.stage3_prefetch_bucket_size,
+        max_live=config.stage3_max_live_parameters,
+        max_reuse=config.stage3_max_reuse_distance,
+        persistence=config.stage3_param_persistence_threshold,
+        model_persistence=config.stage3_model_persistence_threshold,
+    )
+
+
+def _secondary(plan: Plan) -> list[Term]:
+    states, group = plan.inputs.states, plan.config.zero_hpz_partition_size
+    width = states.precision.convention.compute_dtype.size
+    num_bytes = hpz_secondary_bytes(states.n_params, width, group)
+    if not num_bytes:
+        return []
+    return [
+        Term(
+            name="secondary_weights",
+            category=Category.WEIGHTS,
+            bytes_at=num_bytes,
+            formula=Formula(symbols=rf"{width}\,\Psi / H", numbers=f"{width} × ⌈{states.n_params:,} / {group:,}⌉"),
+            source="arXiv 2306.10209, section 3.2; deepspeed 0.19.8, partition_parameters.py, _partition_param_sec",
+        )
+    ]
