@@ -57,13 +57,15 @@ class Evidence:
 
     `inventory`: the counted parameters of an uploaded config. `config_defaults`: class defaults that
     counting filled in, by dotted name. `quantised_as`: how the config's checkpoint is stored, if packed.
-    `profile`: a trace of the model's activations and loss, which then takes the closed forms' place.
+    `profile`: a trace of the model's activations and loss, which then takes the closed forms' place;
+    `untraced`: where one was asked for and could not be had, one sentence that says why.
     """
 
     inventory: Inventory | None = None
     config_defaults: Mapping[str, Any] | None = None
     quantised_as: str | None = None
     profile: ActivationProfile | None = None
+    untraced: str = ""
 
 
 FORMULAS = Evidence()
@@ -277,7 +279,12 @@ def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evide
             config_defaults=counted["defaults"],
             quantised_as=counted["quantised_as"],
         )
-    request = trace_request(scenario) if traced else ""
-    if isinstance(request, str):
+    if not traced:
         return evidence
-    return replace(evidence, profile=load_profile(ask("trace", request)))
+    request = trace_request(scenario)
+    if isinstance(request, str):
+        return replace(evidence, untraced=request)
+    try:
+        return replace(evidence, profile=load_profile(ask("trace", request)))
+    except UserError as error:
+        return replace(evidence, untraced=str(error))

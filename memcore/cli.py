@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -31,7 +31,6 @@ from memcore.report import budget_report, config_report, model_report, model_sum
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
 from memcore.settings import settings
 from memcore.text import budget_text, catalogue_text, config_text, ds_config_text, gpus_text, model_text, trace_text
-from memcore.trace.request import trace_request
 from memcore.units import ByteUnit
 
 EXIT_STATUS = {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: 1, Verdict.UNCERTAIN: 3}
@@ -133,13 +132,11 @@ def _predict(args: argparse.Namespace) -> tuple[int, str]:
 
 def _trace(args: argparse.Namespace) -> tuple[int, str]:
     scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
-    request = trace_request(scenario)
-    if isinstance(request, str):
-        raise UserError(request)
     evidence = evidence_for(scenario, _ask, traced=True)
+    if evidence.profile is None:
+        raise UserError(evidence.untraced)
     budget = predict(scenario, evidence)
-    closed = predict(scenario, replace(evidence, profile=None))
-    text = _json(trace_report(budget, closed)) if args.json else trace_text(budget, closed, ByteUnit(args.unit))
+    text = _json(trace_report(budget)) if args.json else trace_text(budget, ByteUnit(args.unit))
     return EXIT_STATUS[budget.verdict], text
 
 

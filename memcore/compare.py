@@ -4,7 +4,7 @@ Everything here follows from :func:`memcore.budget.predict` and :func:`memcore.z
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memcore.budget import Budget, predict
 from memcore.engine_options import ENGINE_OPTIONS
@@ -14,7 +14,7 @@ from memcore.models import catalogue
 from memcore.recipes import CONVENTIONS, OTHER_TOOLS, Convention, ConventionName, OtherTool
 from memcore.scenario import Scenario, parse_scenario, scenario_data
 from memcore.states import ModelStates, model_states
-from memcore.terms import Category
+from memcore.terms import Category, Phase
 from memcore.zero import STAGES, Accounting, Communication, account, communication, smallest_ranks
 
 PAPER_MODELS = ("ZeRO paper 7.5B", "ZeRO paper 128B", "ZeRO paper 1T")
@@ -174,3 +174,32 @@ def paper_table() -> Iterator[tuple[str, int, Sequence[int]]]:
         budget = predict(parse_scenario({"model": {"name": name}}))
         for ranks in PAPER_RANKS:
             yield name, ranks, [account(budget.states.states, stage, ranks).total_bytes for stage in (1, 2, 3)]
+
+
+def closed_form(budget: Budget) -> Budget:
+    """The same scenario with activations and loss in closed form, to lie beside a trace."""
+    return predict(budget.scenario, replace(budget.evidence, profile=None))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhasePair:
+    """A phase's peak traced and in closed form, and how far the closed form is off, in per cent of the trace."""
+
+    phase: Phase
+    traced: int
+    closed: int
+
+    @property
+    def difference_percent(self) -> float:
+        """Closed form less trace, in per cent of the trace."""
+        return 100 * (self.closed - self.traced) / max(self.traced, 1)
+
+
+def beside_closed_form(budget: Budget) -> list[PhasePair]:
+    """Each phase's peak of a traced budget beside that of the closed form."""
+    other = closed_form(budget)
+    at = other.phase_peaks()
+    return [
+        PhasePair(phase=phase, traced=budget.totals[index], closed=other.totals[at[phase]])
+        for phase, index in budget.phase_peaks().items()
+    ]

@@ -246,6 +246,10 @@ def warnings(budget: Budget) -> list[str]:
     if 0 < positions < workload.seq_len:
         message = _("workload.seq_len is {seq:,}, beyond the {positions:,} positions that the model was made for.")
         found.append(message.format(seq=workload.seq_len, positions=positions))
+    if budget.evidence.untraced:
+        found.append(_("Not traced: {reason}").format(reason=budget.evidence.untraced))
+    if budget.evidence.profile is not None:
+        found.extend(budget.evidence.profile.notes)
     if budget.evidence.quantised_as:
         message = _(
             "The checkpoint is stored as {method}: full training needs it dequantised; counted here are {count} whole "

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from memcore.budget import Budget, Ladder
+from memcore.compare import beside_closed_form, closed_form
 from memcore.ds_config import Reading
 from memcore.models import Block, CatalogueModel, Inventory, Role, Tensor, catalogue_inventory, catalogue_model
 from memcore.recipes import DType
@@ -269,17 +270,17 @@ def reading_report(reading: Reading, budget: Budget) -> dict[str, Any]:
     }
 
 
-def trace_report(budget: Budget, closed: Budget) -> dict[str, Any]:
+def trace_report(budget: Budget) -> dict[str, Any]:
     """A traced budget as JSON data, with the closed form's peaks by phase and the profile itself."""
     profile = budget.evidence.profile
     assert profile is not None, "a trace was asked for"
     return {
         "trace": dump_profile(profile),
         "peak_bytes": budget.peak_bytes,
-        "closed_form_peak_bytes": closed.peak_bytes,
+        "closed_form_peak_bytes": closed_form(budget).peak_bytes,
         "by_phase": [
-            {"phase": phase.value, "traced_bytes": budget.totals[index], "closed_form_bytes": closed.totals[at]}
-            for (phase, index), at in zip(budget.phase_peaks().items(), closed.phase_peaks().values(), strict=True)
+            {"phase": pair.phase.value, "traced_bytes": pair.traced, "closed_form_bytes": pair.closed}
+            for pair in beside_closed_form(budget)
         ],
         "budget": budget_report(budget),
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from memcore.budget import Budget
 from memcore.columns import table, wrap
+from memcore.compare import beside_closed_form
 from memcore.ds_config import EFFECT_LABELS, Reading
 from memcore.explain import (
     EVIDENCE_LABELS,
@@ -19,7 +20,7 @@ from memcore.hardware import Accelerator
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.models import Role
-from memcore.units import GB, ByteUnit, format_bytes, format_count, format_rate, format_seconds
+from memcore.units import GB, ByteUnit, format_bytes, format_count, format_percent, format_rate, format_seconds
 
 ROLE_LABELS = {
     Role.EMBEDDING: mark("embedding"),
@@ -295,7 +296,7 @@ def ds_config_text(reading: Reading, budget: Budget, unit: ByteUnit) -> str:
     return "\n\n".join(part for part in ("\n".join(verdict), "\n".join(notes), table(rows, "<><>~")) if part)
 
 
-def trace_text(budget: Budget, closed: Budget, unit: ByteUnit) -> str:
+def trace_text(budget: Budget, unit: ByteUnit) -> str:
     """A trace for reading: the verdict it gives, each phase beside the closed form, and what is alive at the peak."""
     profile = budget.evidence.profile
     assert profile is not None, "a trace was asked for"
@@ -304,10 +305,15 @@ def trace_text(budget: Budget, closed: Budget, unit: ByteUnit) -> str:
         traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
     )
     rows = [(_("Phase"), _("traced"), _("closed form"), _("difference"))]
-    for (phase, index), at in zip(budget.phase_peaks().items(), closed.phase_peaks().values(), strict=True):
-        own, other = budget.totals[index], closed.totals[at]
-        difference = f"{100 * (other - own) / own:+.1f}%" if own else "-"
-        rows.append((_(PHASE_LABELS[phase]), format_bytes(own, unit), format_bytes(other, unit), difference))
+    rows += [
+        (
+            _(PHASE_LABELS[pair.phase]),
+            format_bytes(pair.traced, unit),
+            format_bytes(pair.closed, unit),
+            format_percent(pair.difference_percent),
+        )
+        for pair in beside_closed_form(budget)
+    ]
     alive = [(_("At the peak"), "", "")]
     alive += [
         (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))

@@ -75,6 +75,11 @@ def format_seconds(seconds: float) -> str:
     raise AssertionError("the last label is taken for any duration")
 
 
+def format_percent(value: float) -> str:
+    """A signed share with one decimal, without a minus before nothing: ``+0.0%``, ``-3.7%``."""
+    return f"{round(value, 1) + 0.0:+.1f}%"
+
+
 def parse_count(text: str) -> int:
     """Read a parameter count such as ``7b``, ``7e9``, ``6,738,415,616`` or ``1.5 T``.
 

@@ -8,7 +8,7 @@ from memcore.explore import Segments, depth_curves, layer_of, layer_rows, loss_r
 from memcore.i18n import gettext as _
 from memcore.terms import Category
 from memcore.ui import charts
-from memcore.ui.cards import downloads, figures, how_computed, opening, text_table
+from memcore.ui.cards import beside_trace, downloads, figures, how_computed, opening, text_table
 from memcore.units import ByteUnit, format_bytes
 
 
@@ -50,6 +50,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     how_computed(
         explain_term(term, unit) for term in budget.terms if term.category in (Category.ACTIVATIONS, Category.LOSS)
     )
+    beside_trace(budget, unit)
     _layer(budget, unit)
     _depth_and_segments(budget, found, unit)
     _loss(losses, unit)

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 import streamlit as st
 
 from memcore.budget import Budget, Verdict
-from memcore.explain import Explanation, assumptions, headroom, verdict_sentence, warnings
+from memcore.compare import beside_closed_form
+from memcore.explain import PHASE_LABELS, Explanation, assumptions, headroom, verdict_sentence, warnings
 from memcore.i18n import gettext as _
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
 from memcore.ui.palette import VERDICT_ICONS
-from memcore.units import ByteUnit, format_bytes
+from memcore.units import ByteUnit, format_bytes, format_percent
 
 # As long as a figure with its unit.
 UNBROKEN_CHARS = 9
@@ -101,3 +102,29 @@ def _unbroken(text: object) -> object:
     if isinstance(text, str) and len(text) <= UNBROKEN_CHARS:
         return text.replace(" ", "\N{NO-BREAK SPACE}").replace("-", "\N{NON-BREAKING HYPHEN}")
     return text
+
+
+def beside_trace(budget: Budget, unit: ByteUnit) -> None:
+    """Where activations were traced: each phase's peak beside the closed form's, and how far that is off."""
+    profile = budget.evidence.profile
+    if profile is None:
+        return
+    st.subheader(_("Trace and closed form"))
+    text_table(
+        [
+            {
+                _("Phase"): _(PHASE_LABELS[pair.phase]),
+                _("traced"): format_bytes(pair.traced, unit),
+                _("closed form"): format_bytes(pair.closed, unit),
+                _("difference"): format_percent(pair.difference_percent),
+            }
+            for pair in beside_closed_form(budget)
+        ],
+        _("Each phase traced and in closed form"),
+    )
+    about = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
+    st.caption(
+        about.format(
+            traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
+        )
+    )

@@ -12,7 +12,7 @@ from memcore.compare import CURVE_RANKS, CardRow, ParameterCost, StageRow
 from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, term_label
 from memcore.explore import Curve, Segments
 from memcore.i18n import gettext as _
-from memcore.terms import Category
+from memcore.terms import Category, Phase
 from memcore.ui.palette import ATTENTION_COLOURS, CATEGORY_COLOURS, GREY, STAGE_COLOURS, TERM_COLOURS
 from memcore.units import ByteUnit, format_bytes
 from memcore.zero import Accounting
@@ -395,3 +395,45 @@ def _usable_trace(figure: go.Figure, first: float, last: float, usable: int, uni
         line={"color": GREY, "dash": "dash", "width": 2},
         hoverinfo="skip",
     )
+
+
+def step(budget: Budget, unit: ByteUnit) -> go.Figure:
+    """Memory over one step: every moment in order, categories stacked, the card's line, the binding moment marked."""
+    labels = [moment.label for moment in budget.timeline]
+    moments = list(range(len(labels)))
+    figure = go.Figure()
+    for category in Category:
+        values = [budget.by_category(index).get(category, 0) / unit.size for index in moments]
+        if any(values):
+            figure.add_scatter(
+                name=_(CATEGORY_LABELS[category]),
+                x=moments,
+                y=values,
+                customdata=labels,
+                mode="lines",
+                line={"width": 0, "color": CATEGORY_COLOURS[category], "shape": "hv"},
+                fillcolor=CATEGORY_COLOURS[category],
+                stackgroup="step",
+                hovertemplate=f"%{{customdata}}, %{{fullData.name}}: %{{y:.2f}} {unit.value}<extra></extra>",
+            )
+    _usable_trace(figure, moments[0], moments[-1], budget.ladder.usable, unit)
+    peak = budget.peak_index
+    figure.add_annotation(
+        x=peak,
+        y=budget.peak_bytes / unit.size,
+        text=f"{labels[peak]}: {format_bytes(budget.peak_bytes, unit, 1)}",
+        showarrow=True,
+        arrowcolor=GREY,
+        ay=-28,
+    )
+    # Each phase named at its middle; the single moments at both ends would run into their neighbours.
+    named = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.OPTIMIZER)
+    places = [[i for i, moment in enumerate(budget.timeline) if moment.phase is phase] for phase in named]
+    figure.update_xaxes(
+        title=_("one step, moment by moment"),
+        tickvals=[sum(each) / len(each) for each in places],
+        ticktext=[_(PHASE_LABELS[phase]) for phase in named],
+    )
+    top = 1.15 * max(budget.peak_bytes, budget.ladder.usable) / unit.size
+    figure.update_yaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, top])
+    return _layout(figure, 420)

@@ -65,11 +65,11 @@ def _budget(sidebar: Sidebar) -> Budget | None:
     """The budget of what the widgets say; where that is refused, the sentence at its field and the last good one."""
     try:
         scenario = state.edited()
-        budget = budget_of(scenario)
+        budget = budget_of(scenario, traced=state.traced())
     except UserError as error:
         sidebar.show(error)
         try:
-            last = budget_of(state.scenario())
+            last = budget_of(state.scenario(), traced=state.traced())
         except UserError:
             st.info(_("There is nothing to show yet; the sidebar says what to mend."), icon=":material/undo:")
             return None

@@ -8,7 +8,7 @@ from memcore.i18n import gettext as _
 from memcore.questions import QUESTIONS, Question
 from memcore.report import budget_rows
 from memcore.ui import charts, state
-from memcore.ui.cards import downloads, figures, headroom_text, how_computed, opening, text_table
+from memcore.ui.cards import beside_trace, downloads, figures, headroom_text, how_computed, opening, text_table
 from memcore.ui.frame import open_page
 from memcore.units import ByteUnit, format_bytes
 
@@ -41,6 +41,9 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     )
     st.plotly_chart(charts.phases(budget, unit), config=charts.CONFIG, alt=_("Memory per GPU by phase and category"))
     _largest(budget, unit)
+    st.subheader(_("Over the step"))
+    st.plotly_chart(charts.step(budget, unit), config=charts.CONFIG, alt=_("Memory over one step"))
+    beside_trace(budget, unit)
     how_computed(explain_term(term, unit) for term, _share in budget.at_peak())
     rows = budget_rows(budget)
     downloads(budget, rows, "budget")

@@ -8,7 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 from memcore.configs import normalise_config
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.errors import UserError
-from memcore.explain import METHOD_LABELS
+from memcore.explain import EVIDENCE_LABELS, METHOD_LABELS
 from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES
 from memcore.i18n import gettext as _
@@ -17,6 +17,7 @@ from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.recipes import CONVENTIONS, ConventionName
 from memcore.scenario import Device, Method, Quantization, decode_json
 from memcore.settings import settings
+from memcore.terms import EvidenceKind
 from memcore.ui import state
 from memcore.ui.state import CATALOGUE, CONFIG, COUNT, ENGINE_DEFAULT
 from memcore.ui.work import fetch
@@ -63,6 +64,15 @@ def _view() -> None:
     left.segmented_control(_("Unit"), [unit.value for unit in ByteUnit], key=state.UNIT, required=True)
     right.segmented_control(
         _("Language"), list(LANGUAGES), key=state.LANGUAGE, required=True, format_func=LANGUAGES.__getitem__
+    )
+    kinds = {kind: _(EVIDENCE_LABELS[EvidenceKind(kind)]) for kind in state.EVIDENCES}
+    st.segmented_control(
+        _("Activations from"),
+        list(kinds),
+        key=state.EVIDENCE,
+        required=True,
+        format_func=kinds.__getitem__,
+        help=_("formula: closed form, at once. trace: the real model's code on fake tensors, in about a second."),
     )
 
 

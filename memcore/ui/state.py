@@ -30,6 +30,7 @@ from memcore.scenario import (
     parse_scenario,
     scenario_data,
 )
+from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit
 
 DEFAULT_SCENARIO: dict[str, Any] = {
@@ -44,7 +45,8 @@ ENGINE_DEFAULT = "default"
 COUNTED_CHECKPOINTING = ("segments", "every_nth", "first")
 
 _SCENARIO, _NOTICES = "scenario", "notices"
-UNIT, LANGUAGE = "w_unit", "w_language"
+UNIT, LANGUAGE, EVIDENCE = "w_unit", "w_language", "w_evidence"
+EVIDENCES = (EvidenceKind.FORMULA.value, EvidenceKind.TRACE.value)
 
 
 def widget_values(scenario: Scenario) -> dict[str, Any]:
@@ -217,6 +219,7 @@ def _begin() -> list[str]:
     state, query = st.session_state, st.query_params
     state.setdefault(LANGUAGE, query.get("lang") if query.get("lang") in LANGUAGES else "en")
     state.setdefault(UNIT, query.get("unit") if query.get("unit") in set(ByteUnit) else ByteUnit.GB.value)
+    state.setdefault(EVIDENCE, query.get("evidence") if query.get("evidence") in EVIDENCES else EVIDENCES[0])
     use_language(state[LANGUAGE])
     link = query.get("s")
     read = read_link(link) if link else None
@@ -254,15 +257,22 @@ def keep(good: Scenario) -> None:
 
 
 def put_into_url() -> None:
-    """Put the last good scenario, the unit and the language into the URL."""
+    """Put the last good scenario, and how it is shown, into the URL."""
     try:
         link = write_link(scenario())
     except UserError:
         link = ""
-    query = {"s": link, "unit": st.session_state[UNIT], "lang": st.session_state[LANGUAGE]}
-    wanted = {key: value for key, value in query.items() if value not in ("", ByteUnit.GB.value, "en")}
+    chosen = st.session_state
+    query = {"s": link, "unit": chosen[UNIT], "lang": chosen[LANGUAGE], "evidence": chosen[EVIDENCE]}
+    usual = ("", ByteUnit.GB.value, "en", EVIDENCES[0])
+    wanted = {key: value for key, value in query.items() if value not in usual}
     if st.query_params.to_dict() != wanted:
         st.query_params.from_dict(wanted)
+
+
+def traced() -> bool:
+    """Whether activations and loss are to be traced from the real model."""
+    return bool(st.session_state[EVIDENCE] == EvidenceKind.TRACE.value)
 
 
 def unit() -> ByteUnit:
