@@ -440,6 +440,25 @@ def test_offload_by_stage(stage: int, section: str, device: str, kept: str):
     assert noted(reading, "needs ZeRO stage") == (device != kept)
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_a_part_of_the_optimizer_can_be_offloaded_at_stage_3_only(zero_model: Any, stage: int):
+    """deepspeed 0.19.8, offload_ratio_check. The part itself is not predicted: all of it is taken to be moved."""
+    given = {"offload_optimizer": {"device": "cpu", "ratio": 0.5}}
+    if stage != 3:
+        with pytest.raises((AssertionError, ValueError), match="Partial offloading"):
+            zero_model(stage=stage, **given)
+    reading = read(zero(stage, **given))
+    assert noted(reading, "offload_optimizer.ratio", "write 1.0") == (stage != 3)
+    assert zero_model(**reading.corrected["zero_optimization"]).offload_optimizer.ratio == (0.5 if stage == 3 else 1.0)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_norm_can_be_left_out_at_stages_1_and_2_only(zero_model: Any, stage: int):
+    reading = read(zero(stage, compute_grad_norm=False))
+    assert noted(reading, "compute_grad_norm", "write True") == (stage not in (1, 2))
+    zero_model(**reading.corrected["zero_optimization"])
+
+
 # --- what is not a key --------------------------------------------------------------------------------------------
 
 
