@@ -192,7 +192,9 @@ def _attention(block: Block, shapes: Shapes, widths: _Widths, traits: Traits) ->
     elif widths.fused_qkv and shapes.rotary:
         # The values are a view of the joint projection, whose whole output they keep alive.
         values = widths.queries + widths.keys + widths.values
-    yield Kept(name="attention", per_token=w * (widths.queries + keys + values + widths.attended))
+    # Plain attention's own result is kept as the output projection's input alone, which a frozen one does not need.
+    result = 0 if traits.attention == "eager" and traits.adapted is not None else widths.attended
+    yield Kept(name="attention", per_token=w * (widths.queries + keys + values + result))
     if traits.attention == "eager":
         yield Kept(name="attention_scores", per_pair=widths.heads * _score_bytes(shapes, w))
     else:

@@ -106,8 +106,8 @@ ALL_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ("q_proj", "k_proj", "v_proj", "o_proj"), ("all-linear",)])
 def test_lora_keeps_what_the_real_one_saves(targets: tuple[str, ...], attention: str):
-    """peft 0.21 on a BF16 base: FP32 adapters (its default), rank 8, no dropout. To the byte under SDPA; 0.5% is less
-    than what A's results take."""
+    """peft 0.21 on a BF16 base: FP32 adapters (its default), rank 8, no dropout. To the byte; 0.5% is less than
+    what A's results take."""
     config = CONFIGS["llama"]
     named = ALL_LINEAR if targets == ("all-linear",) else targets
     adapters = LoraConfig(r=8, target_modules=list(named), lora_dropout=0.0)

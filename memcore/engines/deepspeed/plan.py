@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from memcore.engines.base import Inputs, is_update, resident, step_temporary
+from memcore.engines.base import Inputs, backward_share, is_update, resident, step_temporary
 from memcore.models import Tensor
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
@@ -145,15 +145,23 @@ def copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
 def momentary_gradients(plan: Plan, source: str) -> list[Term]:
     """What the backward holds for a moment beside bucket and slice: the newest gradient before it is copied, and
     the bucket's contents a second time while they are reduced (flattened where they belong to several ranks,
-    interleaved by rank at stage 3)."""
+    interleaved by rank at stage 3), from the layer on whose gradients fill the bucket for the first time."""
     if plan.inputs.ranks == 1:
         return []
     width, timeline = plan.grad_bytes, plan.inputs.timeline
     filled = min(plan.config.reduce_bucket_size, plan.inputs.states.trained)
+    made = backward_share(plan.inputs)
+
+    def at(moment: Moment) -> int:
+        if moment.phase is not Phase.BACKWARD:
+            return 0
+        is_full = not isinstance(moment.segment, int) or made.get(moment.segment, filled) >= filled
+        return width * filled if is_full else 0
+
     copy = Term(
         name="reduce_flatten",
         category=Category.COMMUNICATION,
-        bytes_at=in_phases(timeline, width * filled, Phase.BACKWARD),
+        bytes_at=during(timeline, at),
         formula=Formula(symbols=rf"{width}\,\min(\Psi, B)", numbers=product(width, filled)),
         source=source,
     )
