@@ -1,7 +1,7 @@
 """Take the pictures of docs/images: ``python scripts/screenshots.py``.
 
-Starts the dashboard on a free port, opens each page in headless Chromium and writes its first screen, light.
-Run it after a change that shows.
+Starts the dashboard on a free port, opens each page in headless Chromium and writes its first screen, light; then
+what the buffers page says of docs/examples/ds_config.json. Run it after a change that shows.
 """
 
 import os
@@ -12,14 +12,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
+EXAMPLE = ROOT / "docs" / "examples" / "ds_config.json"
 WIDTH, HEIGHT = 1400, 900
 START_TIMEOUT_S = 60
 # All grey placeholders gone, and a chart drawn: elements load their own code after the page has loaded.
@@ -44,11 +45,22 @@ def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
     with dashboard() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM_OPTIONS)
-        for name, path in pages().items():
+        shots = {name: (path, None) for name, path in pages().items()}
+        shots["ds_config"] = ("Communication_buffers", give_ds_config)
+        for name, (path, act) in shots.items():
             target = IMAGES / f"{name}.png"
-            target.write_bytes(picture(browser, f"{address}/{path}"))
+            target.write_bytes(picture(browser, f"{address}/{path}", act))
             print(f"{target.relative_to(ROOT)} {target.stat().st_size:,} bytes")
         browser.close()
+
+
+def give_ds_config(page: Page) -> None:
+    """Paste the example file, and scroll to what the page says of it."""
+    box = page.get_by_label("or paste its text")
+    box.fill(EXAMPLE.read_text(encoding="utf-8"))
+    box.press("Control+Enter")
+    page.get_by_text("Corrected file").wait_for(timeout=1000 * START_TIMEOUT_S)
+    page.get_by_role("heading", name="Your ds_config.json").evaluate("heading => heading.scrollIntoView()")
 
 
 def pages() -> dict[str, str]:
@@ -87,12 +99,14 @@ def _wait_for(url: str) -> None:
     raise TimeoutError(f"the dashboard did not start within {START_TIMEOUT_S} s")
 
 
-def picture(browser: Browser, url: str) -> bytes:
-    """The first screen of a page as PNG."""
+def picture(browser: Browser, url: str, act: Callable[[Page], None] | None) -> bytes:
+    """The first screen of a page as PNG, or the screen that it shows after `act`."""
     context = browser.new_context(viewport={"width": WIDTH, "height": HEIGHT}, color_scheme="light")
     page = context.new_page()
     page.goto(url)
     page.wait_for_function(IS_DRAWN, timeout=1000 * START_TIMEOUT_S)
+    if act is not None:
+        act(page)
     page.wait_for_timeout(SETTLE_MS)
     shot = page.screenshot()
     context.close()

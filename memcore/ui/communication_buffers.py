@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from memcore.budget import Budget
+from memcore.budget import Budget, predict
 from memcore.buffers import (
     GATHER_KNOBS,
     above_floor,
@@ -81,7 +81,7 @@ def _ds_config(budget: Budget, unit: ByteUnit) -> None:
         return
     if given:
         _notes(reading)
-    _show_reading(reading, budget, unit)
+    _show_reading(reading, predict(reading.scenario, budget.evidence), unit)
     if given:
         _take_over(reading, budget)
 
@@ -106,6 +106,7 @@ def _own_settings(budget: Budget) -> dict[str, object]:
 
 
 def _show_reading(reading: Reading, budget: Budget, unit: ByteUnit) -> None:
+    """`budget`: of the scenario that the file makes."""
     costliest = reading.costliest()
     if costliest:
         named = ", ".join(f"`{key.path}` ({format_bytes(key.cost_bytes or 0, unit)})" for key in costliest)
@@ -126,12 +127,18 @@ def _key_row(key: KeyReading, unit: ByteUnit) -> dict[str, object]:
     unlimited = isinstance(key.value, int) and key.value >= 2**62
     return {
         _("Setting"): key.path,
-        _("Given"): "—" if key.given is None else json.dumps(key.given)[:60],
-        _("In force"): _("no limit") if unlimited else json.dumps(key.value)[:40],
+        _("Given"): "—" if key.given is None else _shown(key.given)[:60],
+        _("In force"): _("no limit") if unlimited else _shown(key.value)[:40],
         _("Effect"): _(EFFECT_LABELS[key.effect]),
         _("Costs"): "—" if key.cost_bytes is None else format_bytes(key.cost_bytes, unit),
         _("Why"): key.why,
     }
+
+
+def _shown(value: object) -> str:
+    """A JSON value; sizes, which files give as 1e9 too, as whole numbers with separators."""
+    whole = not isinstance(value, bool) and isinstance(value, int | float) and value == value // 1
+    return f"{value:,.0f}" if whole else json.dumps(value)
 
 
 def _take_over(reading: Reading, budget: Budget) -> None:
