@@ -187,7 +187,7 @@ def _ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:
 
 def _read_config(path: str) -> Mapping[str, Any]:
     limit = settings().max_upload_chars
-    config = decode_json(_read(path, limit), limit)
+    config = decode_json(_read(path, limit), limit, infinity=True)
     if not isinstance(config, Mapping):
         raise UserError(_("{path} holds no JSON object, which a config.json is.").format(path=_named(path)))
     check_config(config)

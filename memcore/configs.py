@@ -54,7 +54,8 @@ def _check_entries(value: object, path: str, depth: int, left: list[int]) -> Non
     if depth == 0 or left[0] < 0:
         message = _("{path} is nested too deeply or has too many entries to be a model's config.")
         raise UserError(message.format(path=path), path)
-    if isinstance(value, float) and not math.isfinite(value):
+    # Infinity is in published files, as an upper limit that shapes no tensor; normalising leaves it out.
+    if isinstance(value, float) and not math.isfinite(value) and value != math.inf:
         message = _("{path} is {value}, which is not a number that JSON has.")
         raise UserError(message.format(path=path, value=_shown(value)), path)
     if isinstance(value, Mapping):
@@ -105,6 +106,8 @@ def _kept(value: object) -> Any:
     if isinstance(value, list | tuple):
         kept = [_kept(inner) for inner in value]
         return ... if ... in kept else kept
+    if value == math.inf:
+        return ...
     if isinstance(value, str) and not re.fullmatch(rf"[A-Za-z0-9_.+-]{{0,{MAX_LINK_TEXT}}}", value):
         return ...
     return value

@@ -3,7 +3,7 @@ and scripts import this module.
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import groupby
 from typing import Any, cast
@@ -170,8 +170,8 @@ class _Reader:
     def __init__(self, model: PreTrainedModel, config: PretrainedConfig) -> None:
         self._modules = dict(model.named_modules())
         self._head = _head(model)
-        self._used = next((v for key in _USED_EXPERTS if isinstance(v := getattr(config, key, None), int)), 1)
-        self._held = next((v for key in _HELD_EXPERTS if isinstance(v := getattr(config, key, None), int)), 1)
+        self._used = _setting(config, _USED_EXPERTS, int) or 1
+        self._held = _setting(config, _HELD_EXPERTS, int) or 1
 
     def place(self, name: str) -> tuple[str, int | None]:
         """The block of a parameter: the outermost module list and the index in it, or the owning module's path."""
@@ -213,7 +213,7 @@ class _Reader:
         if isinstance(owner, nn.Embedding):
             return Role.EMBEDDING
         last = path.rpartition(".")[2]
-        if "norm" in type(owner).__name__.lower() or "norm" in last or last.startswith("ln_"):
+        if _is_norm(owner) or "norm" in last or last.startswith("ln_"):
             return Role.NORM
         if "expert" in path and "shared" not in path:
             return Role.EXPERTS
@@ -231,14 +231,29 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter) -> TensorKind:
         if name == "bias":
             return TensorKind.BIAS
         return TensorKind.LINEAR if isinstance(owner, nn.Linear) else TensorKind.CONV1D
-    if "norm" in type(owner).__name__.lower():
+    if _is_norm(owner):
         return TensorKind.NORM
     return TensorKind.PARAMETER
 
 
+def _setting(config: PretrainedConfig, names: Iterable[str], kind: type) -> Any:
+    """The first of a config's settings that is of the kind, else the kind's zero.
+
+    Of a setting that varies by layer it is the first layer's: transformers 5.24 refuses to read the whole config's.
+    """
+    for name in names:
+        try:
+            value = getattr(config, name, None)
+        except RuntimeError:
+            value = getattr(config.per_layer_config[0], name, None)
+        if isinstance(value, kind):
+            return value
+    return kind()
+
+
 def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
     def read(names: tuple[str, ...], kind: type = int) -> Any:
-        return next((v for name in names if isinstance(v := getattr(config, name, None), kind)), kind())
+        return _setting(config, names, kind)
 
     found = {field: read(names) for field, names in _SHAPE_NAMES.items()}
     if not found["head_dim"] and found["num_heads"]:
@@ -263,15 +278,30 @@ def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
 def _norm_kind(model: PreTrainedModel) -> str:
     """Run one of the model's norms on a small 16-bit tensor and see what it keeps for its backward."""
     text = model.get_decoder() if hasattr(model, "get_decoder") else model  # type: ignore[no-untyped-call]
-    norms = [m for m in (text or model).modules() if "norm" in type(m).__name__.lower() and list(m.parameters())]
-    if not norms:
-        return "layer"
-    norm = deepcopy(norms[0]).to_empty(device="cpu").to(torch.bfloat16)
-    size = next(norm.parameters()).numel()
-    kept = _kept_tensors(norm, size)
-    if torch.float32 not in kept:
-        return "layer"
-    return "rms_fp32" if kept.count(torch.float32) > 1 else "rms"
+    norms: dict[type[nn.Module], nn.Module] = {}
+    for module in (text or model).modules():
+        if _is_norm(module) and next(module.parameters(), None) is not None:
+            norms.setdefault(type(module), module)
+    for norm in norms.values():
+        try:
+            kept = _kept_tensors(*_small(norm))
+        except Exception:  # noqa: S112  a gated norm wants more than one tensor, and says so in any way
+            continue
+        if torch.float32 not in kept:
+            return "layer"
+        return "rms_fp32" if kept.count(torch.float32) > 1 else "rms"
+    return "layer"
+
+
+def _is_norm(module: nn.Module) -> bool:
+    """A leaf, since some models carry the word in the names of all their classes (RobertaPreLayerNorm)."""
+    return "norm" in type(module).__name__.lower() and next(module.children(), None) is None
+
+
+def _small(norm: nn.Module) -> tuple[nn.Module, int]:
+    """A norm that computes in BF16 on the CPU, and how many values it takes."""
+    copied = deepcopy(norm).to_empty(device="cpu").to(torch.bfloat16)
+    return copied, next(copied.parameters()).numel()
 
 
 def _activation_kept(name: str) -> int:

@@ -134,10 +134,17 @@ class TestIgnoredLinks:
     def test_not_an_object(self, data: object):
         assert read_data(data).scenario is None
 
-    @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+    @pytest.mark.parametrize("number", [b"NaN", b"-Infinity"])
     def test_numbers_that_json_does_not_have(self, number: bytes):
         text = b'{"model": {"config": {"model_type": "llama", "rope_theta": ' + number + b"}}}"
         assert read_link(packed(text)).scenario is None
+
+    @pytest.mark.parametrize("number", [b"Infinity", b"1e999", b"[0.0, Infinity]"])
+    def test_infinity_in_a_config_is_left_out(self, number: bytes):
+        text = b'{"model": {"config": {"model_type": "llama", "time_step_limit": ' + number + b"}}}"
+        scenario = read_link(packed(text)).scenario
+        assert scenario is not None
+        assert scenario.model.config == {"model_type": "llama"}
 
 
 class TestUnusableFields:

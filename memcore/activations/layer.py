@@ -17,6 +17,8 @@ from memcore.models import Block, Role, Shapes, Tensor, TensorKind
 
 _QKV = {"c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv"}
 _OUT = {"o_proj", "out_proj", "c_proj", "dense", "wo"}
+_LATENT = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"}
+_PROJECTIONS = {"q_proj", "k_proj", "v_proj", *_QKV, *_OUT, *_LATENT}
 # Tensors of an expert's inner width that its activation keeps beside the joint gate and up output, where
 # the experts' activation is not the plain act(gate) * up (transformers 5.24, modeling_gpt_oss.py,
 # GptOssExperts: clamps, a scaled sigmoid and their products).
@@ -99,7 +101,9 @@ class _Widths:
 
 
 def layer_form(block: Block, shapes: Shapes, traits: Traits, model_class: str = "") -> LayerForm | None:
-    """The closed form of a decoder layer. None where its attention or its MLP is not of a known make."""
+    """The closed form of a decoder layer. None where its attention or its MLP is not of a known make, or not all."""
+    if not _is_plain(block):
+        return None
     widths = _widths(block, shapes)
     mlp = _mlp(block, shapes, traits, model_class)
     if widths is None or mlp is None:
@@ -111,6 +115,21 @@ def layer_form(block: Block, shapes: Shapes, traits: Traits, model_class: str = 
         forward_extra=_forward_extra(shapes, widths, traits),
         backward_extra=_backward_extra(shapes, widths, mlp, traits),
     )
+
+
+def _is_plain(block: Block) -> bool:
+    """Whether there is one attention, of projections alone, and nothing beside it and the MLP: no output gate, no
+    convolution, no second attention to an encoder, no projections of the layer's own. What is more would keep more.
+    """
+    matrices = [t.module for t in block.tensors if t.role is Role.ATTENTION and _is_matrix(t)]
+    once = len(set(matrices)) == len(matrices)
+    others = any(
+        (t.role is Role.OTHER and _is_matrix(t))
+        or (t.role is Role.ATTENTION and not _is_matrix(t) and len(t.shape) > 1)
+        or (t.role is Role.MLP and len(t.shape) > 2)
+        for t in block.tensors
+    )
+    return once and set(matrices) <= _PROJECTIONS and not others
 
 
 def _widths(block: Block, shapes: Shapes) -> _Widths | None:
@@ -130,7 +149,10 @@ def _widths(block: Block, shapes: Shapes) -> _Widths | None:
     if "kv_b_proj" in outs:
         # Latent attention: keys are made as wide as queries, values are a view of kv_b_proj's output.
         latent = sum(outs[name][0] for name in ("q_b_proj", "kv_b_proj") if name in outs)
-        queries = outs["q_b_proj" if "q_b_proj" in outs else "q_proj"][1]
+        projected = outs.get("q_b_proj") or outs.get("q_proj")
+        if projected is None:
+            return None
+        queries = projected[1]
         return widths(queries, queries, outs["kv_b_proj"][1], latent=latent)
     if {"q_proj", "k_proj", "v_proj"} <= outs.keys():
         return widths(outs["q_proj"][1], outs["k_proj"][1], outs["v_proj"][1])
@@ -229,13 +251,13 @@ def _mlp(block: Block, shapes: Shapes, traits: Traits, model_class: str) -> _Mlp
     kept: list[Kept] = []
     gated, inner = _gate_and_inner(dense, shapes)
     if inner:
-        names = [t.module for t in dense]
         product = traits.adapted is None
         kept.append(Kept(name="mlp", per_token=_inner_bytes(shapes, gated, inner, traits.width, product)))
-        if not names:
-            return None
     if experts:
-        kept.extend(_experts(experts, block, shapes, traits, model_class))
+        expert_inner = _expert_inner(experts, shapes)
+        if expert_inner is None:
+            return None
+        kept.extend(_experts(experts, expert_inner, shapes, traits, model_class))
         gated, inner = True, max(inner, experts[0].experts_used * min(t.shape[2] for t in experts))
     if not kept:
         return None
@@ -259,13 +281,10 @@ def _inner_bytes(shapes: Shapes, gated: bool, inner: int, width: int, product: b
     return width * inner * tensors
 
 
-def _experts(
-    experts: Sequence[Tensor], block: Block, shapes: Shapes, traits: Traits, model_class: str
-) -> Iterator[Kept]:
+def _experts(experts: Sequence[Tensor], inner: int, shapes: Shapes, traits: Traits, model_class: str) -> Iterator[Kept]:
     """Grouped experts with balanced routing: each token's e copies of the input and of the result, the inner
     tensors of the e experts, and the router's FP32 probabilities."""
     used, held, w = experts[0].experts_used, experts[0].experts_held, traits.width
-    inner = _expert_inner(experts, shapes)
     extra = _EXPERT_EXTRA.get(model_class, 0)
     tensors = shapes.activation_kept + 2 + 1 + extra
     yield Kept(name="experts", per_token=w * used * (tensors * inner + 2 * shapes.hidden_size))
@@ -274,8 +293,10 @@ def _experts(
     yield Kept(name="router", per_token=4 * held + (8 + 3 * 8 + 4 + 4) * used + copy)
 
 
-def _expert_inner(experts: Sequence[Tensor], shapes: Shapes) -> int:
-    down = next(t for t in experts if "down" in t.name or t.name.endswith("w2"))
+def _expert_inner(experts: Sequence[Tensor], shapes: Shapes) -> int | None:
+    down = next((t for t in experts if "down" in t.name or t.name.endswith("w2")), None)
+    if down is None:
+        return None
     return next(size for size in down.shape[1:] if size != shapes.hidden_size or down.shape[1] == down.shape[2])
 
 

@@ -33,13 +33,18 @@ def parse_scenario(data: object) -> Scenario:
         raise UserError(_("The scenario is nested too deeply to be read.")) from None
 
 
-def decode_json(text: str | bytes, limit: int = MAX_SCENARIO_CHARS) -> Any:
-    """JSON text to data. Raises UserError where it is too long, not JSON, or holds NaN or infinity."""
+def decode_json(text: str | bytes, limit: int = MAX_SCENARIO_CHARS, *, infinity: bool = False) -> Any:
+    """JSON text to data. Raises UserError where it is too long, not JSON, or holds NaN or infinity.
+
+    `infinity`: allow Python's spelling of it, which published config.json files hold (Mamba-2's time_step_limit).
+    """
     if len(text) > limit:
         message = _("The text is {size:,} characters long; up to {limit:,} are read.")
         raise UserError(message.format(size=len(text), limit=limit))
 
-    def no_constant(name: str) -> None:
+    def no_constant(name: str) -> float:
+        if infinity and name == "Infinity":
+            return math.inf
         raise ValueError(name)
 
     def finite(digits: str) -> float:

@@ -139,7 +139,7 @@ def _fetch() -> None:
 def _unused_keys(text: str) -> list[str]:
     """Keys of the pasted config that decide nothing here, so that leaving them out is said."""
     try:
-        config = decode_json(text)
+        config = decode_json(text, infinity=True)
     except UserError:
         return []
     if not isinstance(config, dict):

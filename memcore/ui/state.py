@@ -130,7 +130,7 @@ def _model(values: Mapping[str, Any]) -> dict[str, Any]:
     if not values["w_config"].strip():
         raise UserError(_("No config is given yet: upload a config.json, or paste its text."), "model.config")
     try:
-        return {"config": decode_json(values["w_config"])}
+        return {"config": decode_json(values["w_config"], infinity=True)}
     except UserError as error:
         raise UserError(str(error), "model.config") from None
 
