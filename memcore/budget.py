@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from memcore.activations import activation_terms
+from memcore.activations import activation_terms, is_used, loss_terms
 from memcore.engines import ENGINE_TERMS, Inputs
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerator
@@ -188,14 +188,13 @@ def _layers(
 ) -> list[Term]:
     """Activations and loss: traced where there is a profile, else in closed form. A loss that is computed in
     chunks or fused is in closed form in both: it is not the model's own code."""
-    formulas = activation_terms(scenario, states, inventory, timeline)
-    if profile is None:
-        return formulas
+    if profile is None or inventory is None:
+        return activation_terms(scenario, states, inventory, timeline)
     traced = profile_terms(profile, timeline)
     if scenario.workload.loss == "unfused":
         return traced
-    return [*(term for term in traced if term.category is not Category.LOSS),
-            *(term for term in formulas if term.category is Category.LOSS)]  # fmt: skip
+    layers = [term for term in traced if term.category is not Category.LOSS]
+    return [*layers, *loss_terms(scenario, states, inventory, timeline)]
 
 
 def judge(ladder: Ladder, band_percent: int) -> Verdict:
@@ -266,7 +265,8 @@ Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 
 def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evidence:
-    """Fetch what :func:`predict` needs, and with `traced` a trace of the model where it can be traced.
+    """Fetch what :func:`predict` needs: a config's inventory; and a trace of the model, where `traced` asks for one
+    or no closed form stands for the model's architecture.
 
     `ask(task, payload)` has a worker do a task and raises UserError where that fails; it is called only for a
     scenario with a config, or to trace.
@@ -279,7 +279,9 @@ def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evide
             config_defaults=counted["defaults"],
             quantised_as=counted["quantised_as"],
         )
-    if not traced:
+    inventory = _inventory(scenario.model, evidence)
+    unknown = inventory is not None and not is_used(inventory.model_class, scenario.workload.attention)
+    if not traced and not unknown:
         return evidence
     request = trace_request(scenario)
     if isinstance(request, str):

@@ -6,7 +6,7 @@ Everything here follows from :func:`memcore.budget.predict` and :func:`memcore.z
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from memcore.budget import Budget, predict
+from memcore.budget import Budget, Missing, predict
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerators
@@ -196,8 +196,10 @@ class PhasePair:
 
 
 def beside_closed_form(budget: Budget) -> list[PhasePair]:
-    """Each phase's peak of a traced budget beside that of the closed form."""
+    """Each phase's peak of a traced budget beside that of the closed form; empty where none stands."""
     other = closed_form(budget)
+    if Missing.ACTIVATIONS in other.missing:
+        return []
     at = other.phase_peaks()
     return [
         PhasePair(phase=phase, traced=budget.totals[index], closed=other.totals[at[phase]])

@@ -38,6 +38,9 @@ VERDICT_LABELS = {
     Verdict.UNCERTAIN: mark("Tight"),
     Verdict.DOES_NOT_FIT: mark("Does not fit"),
 }
+NO_CLOSED_FORM = mark(
+    "No closed form lies within the error band of this architecture's trace: its activations are always traced."
+)
 EVIDENCE_LABELS = {
     EvidenceKind.FORMULA: mark("formula"),
     EvidenceKind.TRACE: mark("trace"),

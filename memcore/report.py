@@ -274,13 +274,13 @@ def trace_report(budget: Budget) -> dict[str, Any]:
     """A traced budget as JSON data, with the closed form's peaks by phase and the profile itself."""
     profile = budget.evidence.profile
     assert profile is not None, "a trace was asked for"
+    pairs = beside_closed_form(budget)
     return {
         "trace": dump_profile(profile),
         "peak_bytes": budget.peak_bytes,
-        "closed_form_peak_bytes": closed_form(budget).peak_bytes,
+        "closed_form_peak_bytes": closed_form(budget).peak_bytes if pairs else None,
         "by_phase": [
-            {"phase": pair.phase.value, "traced_bytes": pair.traced, "closed_form_bytes": pair.closed}
-            for pair in beside_closed_form(budget)
+            {"phase": pair.phase.value, "traced_bytes": pair.traced, "closed_form_bytes": pair.closed} for pair in pairs
         ],
         "budget": budget_report(budget),
     }

@@ -10,6 +10,7 @@ from memcore.compare import beside_closed_form
 from memcore.ds_config import EFFECT_LABELS, Reading
 from memcore.explain import (
     EVIDENCE_LABELS,
+    NO_CLOSED_FORM,
     PHASE_LABELS,
     assumptions,
     explain_term,
@@ -304,8 +305,7 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
     about = traced.format(
         traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
     )
-    rows = [(_("Phase"), _("traced"), _("closed form"), _("difference"))]
-    rows += [
+    rows = [
         (
             _(PHASE_LABELS[pair.phase]),
             format_bytes(pair.traced, unit),
@@ -314,10 +314,12 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
         )
         for pair in beside_closed_form(budget)
     ]
+    header = (_("Phase"), _("traced"), _("closed form"), _("difference"))
+    beside = table([header, *rows], "<>>>") if rows else "\n".join(wrap(_(NO_CLOSED_FORM)))
     alive = [(_("At the peak"), "", "")]
     alive += [
         (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))
         for term, share in budget.at_peak()
     ]
     parts = ["\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(wrap(about)), *profile.notes]
-    return "\n\n".join([*parts, table(rows, "<>>>"), table(alive, "<><")])
+    return "\n\n".join([*parts, beside, table(alive, "<><")])

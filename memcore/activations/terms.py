@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memcore.activations.held import is_used
 from memcore.activations.layer import LayerForm, Traits, layer_form, norm_bytes
 from memcore.activations.loss import loss_bytes, product_formula
 from memcore.activations.recompute import Checkpointing, checkpointing
@@ -44,24 +45,31 @@ class Activations:
 
 
 def model_activations(scenario: Scenario, states: ModelStates, inventory: Inventory | None) -> Activations | None:
-    """The closed form for a scenario; None without shapes, or where a layer is not of a known make."""
-    if inventory is None or not inventory.layers:
+    """The closed form for a scenario; None without shapes, where a layer is not of a known make, and for an
+    architecture whose closed form has not been held against its trace."""
+    work = scenario.workload
+    if inventory is None or not is_used(inventory.model_class, work.attention):
         return None
+    forms = layer_forms(scenario, states, inventory)
+    if forms is None:
+        return None
+    return Activations(
+        forms=forms,
+        recompute=checkpointing(work.checkpointing, len(forms)),
+        tokens=work.micro_batch * work.seq_len,
+        seq_len=work.seq_len,
+    )
+
+
+def layer_forms(scenario: Scenario, states: ModelStates, inventory: Inventory) -> tuple[LayerForm, ...] | None:
+    """The closed form of each decoder layer; None where one of them is not of a known make."""
     traits = _traits(scenario, states)
     forms: dict[tuple[Tensor, ...], LayerForm | None] = {}
     for block in inventory.layers:
         if block.tensors not in forms:
             forms[block.tensors] = layer_form(block, inventory.shapes, traits, inventory.model_class)
-    chosen = [form for block in inventory.layers if (form := forms[block.tensors]) is not None]
-    if len(chosen) < len(inventory.layers):
-        return None
-    work = scenario.workload
-    return Activations(
-        forms=tuple(chosen),
-        recompute=checkpointing(work.checkpointing, len(chosen)),
-        tokens=work.micro_batch * work.seq_len,
-        seq_len=work.seq_len,
-    )
+    chosen = tuple(form for block in inventory.layers if (form := forms[block.tensors]) is not None)
+    return chosen if chosen and len(chosen) == len(inventory.layers) else None
 
 
 def _traits(scenario: Scenario, states: ModelStates) -> Traits:
@@ -86,7 +94,7 @@ def activation_terms(
     activations = model_activations(scenario, states, inventory)
     if activations is None or inventory is None:
         return []
-    return [*_layer_terms(activations, timeline), *_loss_terms(scenario, states, inventory, timeline)]
+    return [*_layer_terms(activations, timeline), *loss_terms(scenario, states, inventory, timeline)]
 
 
 def _layer_terms(activations: Activations, timeline: Timeline) -> list[Term]:
@@ -145,9 +153,10 @@ def _sum_formula(symbols: str, shares: Sequence[int], largest: int) -> Formula:
     )
 
 
-def _loss_terms(
+def loss_terms(
     scenario: Scenario, states: ModelStates, inventory: Inventory, timeline: Timeline
 ) -> list[Term]:  # fmt: skip
+    """Terms for the logits and what the loss makes of them. Empty for a model without a vocabulary."""
     shapes, width = inventory.shapes, states.precision.convention.compute_dtype.size
     if not shapes.vocab_size:
         return []

@@ -12,7 +12,9 @@ CATEGORIES = ("saved", "recomputed", "temporary", "loss")
 class ActivationProfile:
     """Bytes alive beside weights, gradients and optimizer states, at the fullest instant of each moment.
 
-    `forward[i]`, `backward[i]` and `loss` map each of `CATEGORIES` to bytes. `kernels` says whose kernels'
+    `forward[i]`, `backward[i]` and `loss` map each of `CATEGORIES` to bytes. A parameter's gradient counts as
+    temporary until it is complete, then no more. `with_gradients` is the most bytes at any instant of the step
+    with all gradients kept, in their parameters' dtype, as a plain training loop does. `kernels` says whose kernels'
     habits it speaks for, "cuda" or "cpu"; `attention` what was traced (a model may refuse the one asked
     for); `notes` what the user should know, in words. `traced_layers` of `num_layers` were run, the rest
     repeated. `versions` names the libraries that ran.
@@ -21,6 +23,7 @@ class ActivationProfile:
     forward: tuple[Mapping[str, int], ...]
     backward: tuple[Mapping[str, int], ...]
     loss: Mapping[str, int]
+    with_gradients: int
     kernels: str
     attention: str
     num_layers: int
@@ -39,6 +42,7 @@ def dump_profile(profile: ActivationProfile) -> dict[str, Any]:
         "forward": _runs(profile.forward),
         "backward": _runs(profile.backward),
         "loss": dict(profile.loss),
+        "with_gradients": profile.with_gradients,
         "kernels": profile.kernels,
         "attention": profile.attention,
         "num_layers": profile.num_layers,
@@ -54,6 +58,7 @@ def load_profile(data: Mapping[str, Any]) -> ActivationProfile:
         forward=_spread(data["forward"]),
         backward=_spread(data["backward"]),
         loss=data["loss"],
+        with_gradients=data["with_gradients"],
         kernels=data["kernels"],
         attention=data["attention"],
         num_layers=data["num_layers"],

@@ -5,6 +5,7 @@ Worker processes only: imports torch.
 
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,12 +14,38 @@ from torch.utils._pytree import tree_leaves
 
 Hidden = Callable[[Any, tuple[Any, ...]], int]
 
+# What autograd does in place on tensors that nobody else holds, but with a new result where a dispatch mode
+# watches: sums of gradients that arrive at one tensor from several sides (torch 2.13, torch/csrc/autograd/
+# input_buffer.cpp, accumulate: isTensorSubclassLike), and the scattering of a gradient into zeros (torch/csrc/
+# autograd/FunctionsManual.cpp, index_backward; aten/src/ATen/native/TensorAdvancedIndexing.cpp, gather_backward).
+_IN_PLACE_UNWATCHED = frozenset(
+    {
+        torch.ops.aten.add.Tensor,
+        torch.ops.aten.index_put.default,
+        torch.ops.aten.scatter_add.default,
+        torch.ops.aten.index_add.default,
+    }
+)
+
+
+@dataclass(slots=True)
+class Change:
+    """Bytes taken (or given back, where negative) in a segment of the step. `storage` numbers the storage, None for
+    what an operation takes for a moment. `gradient`: as a parameter's gradient. `recomputed`: taken while autograd
+    records, which in a backward is a forward that runs again."""
+
+    segment: str
+    storage: int | None
+    num_bytes: int
+    gradient: bool = False
+    recomputed: bool = False
+
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that sees each operation's results. A storage counts from its first appearance until
     Python lets go of it, which for fake tensors is when the allocator would.
 
-    `known`: storages that are not counted (weights and buffers). `hidden` gives the bytes that an
+    `known`: storages that are not counted (weights, buffers and input). `hidden` gives the bytes that an
     operation's kernel takes for a moment beside its results, which no tensor shows.
     """
 
@@ -29,49 +56,74 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, int] = {}
         self._next = 0
         self.segment = "before"
-        # (segment, storage number, change in bytes), in order.
-        self.events: list[tuple[str, int, int]] = []
-        self.gradients: set[int] = set()
+        self.changes: list[Change] = []
+        self._gradients: set[int] = set()
+        # A storage whose successor may be itself, and the change in which the successor was taken.
+        self._succeeded: tuple[int, Change] | None = None
+        self._same_as: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operation, then count the storages that are new among its results."""
+        self._succeeded = None
         results = func(*args, **(kwargs or {}))
         momentary = self._hidden(func, args)
         if momentary:
-            self._change(-1, momentary)
-        for tensor in tree_leaves(results):
-            if isinstance(tensor, torch.Tensor):
-                self._see(tensor)
+            self.changes.append(Change(self.segment, None, momentary))
+        if isinstance(results, torch.Tensor):
+            change = self._see(results)
+            if change is not None and func in _IN_PLACE_UNWATCHED and not torch.is_grad_enabled():
+                self._expect_in_place(args[0], change)
+        else:
+            for tensor in tree_leaves(results):
+                if isinstance(tensor, torch.Tensor):
+                    self._see(tensor)
         if momentary:
-            self._change(-1, -momentary)
+            self.changes.append(Change(self.segment, None, -momentary))
         return results
 
-    def _see(self, tensor: torch.Tensor) -> None:
+    def _see(self, tensor: torch.Tensor) -> Change | None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001
         if key in self._alive or key in self._known:
-            return
+            return None
         size = storage.nbytes()
-        if size:
-            number = self._next
-            self._next += 1
-            self._alive[key] = number
-            self._change(number, size)
-            weakref.finalize(storage, self._free, key, number, size)
+        if not size:
+            return None
+        number = self._next
+        self._next += 1
+        self._alive[key] = number
+        weakref.finalize(storage, self._free, key, number, size)
+        self.changes.append(Change(self.segment, number, size, recomputed=torch.is_grad_enabled()))
+        return self.changes[-1]
+
+    def _expect_in_place(self, operand: torch.Tensor, taken: Change) -> None:
+        """The result is in the operand's place if the operand goes before the next operation: nobody held it."""
+        storage = operand.untyped_storage()
+        number = self._alive.get(storage._cdata)  # noqa: SLF001
+        whole = storage.nbytes() == operand.numel() * operand.element_size() == taken.num_bytes
+        if number is not None and whole:
+            self._succeeded = (number, taken)
 
     def _free(self, key: int, number: int, size: int) -> None:
         self._alive.pop(key, None)
-        if number not in self.gradients:
-            self._change(number, -size)
-
-    def _change(self, number: int, size: int) -> None:
-        self.events.append((self.segment, number, size))
+        if self._succeeded is not None and self._succeeded[0] == number:
+            _number, taken = self._succeeded
+            assert taken.storage is not None
+            self._same_as[taken.storage] = self._same_as.get(number, number)
+            taken.num_bytes = 0
+            self._succeeded = None
+            return
+        number = self._same_as.get(number, number)
+        self.changes.append(Change(self.segment, number, -size, gradient=number in self._gradients))
 
     def is_gradient(self, tensor: torch.Tensor | None) -> None:
         """Mark a parameter's gradient: from here on it is a state, not an activation."""
         if tensor is None:
             return
-        number = self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
-        if number is not None and number not in self.gradients:
-            self.gradients.add(number)
-            self._change(number, -tensor.untyped_storage().nbytes())
+        storage = tensor.untyped_storage()
+        number = self._alive.get(storage._cdata)  # noqa: SLF001
+        number = None if number is None else self._same_as.get(number, number)
+        if number is not None and number not in self._gradients:
+            self._gradients.add(number)
+            self.changes.append(Change(self.segment, number, -storage.nbytes()))
+            self.changes.append(Change(self.segment, number, storage.nbytes(), gradient=True))

@@ -16,9 +16,9 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
     if config is None:
         return _("A parameter count has no model to trace.")
     if scenario.recipe.method is not Method.FULL:
-        return _("Adapters are not traced yet: shown is the closed form.")
+        return _("Adapters are not traced yet.")
     if scenario.recipe.convention is ConventionName.AMP_AUTOCAST:
-        return _("Autocast over FP32 weights is not traced yet: shown is the closed form.")
+        return _("Autocast over FP32 weights is not traced yet.")
     work = scenario.workload
     return {
         "config": dict(config),

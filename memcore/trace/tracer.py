@@ -1,8 +1,8 @@
 """Run a model's real forward and backward on fake tensors and record what is alive.
 
-Worker processes only: imports torch and transformers. A model is built at full depth on the meta device of
-fake tensors (nothing is allocated), and its layers are thinned out to one of each kind, with the first and
-the last; :mod:`memcore.trace.replay` puts the others back.
+Worker processes only: imports torch and transformers. A model is built at full depth as fake tensors (nothing
+is allocated), and its layers are thinned out to one of each kind, with the first and the last;
+:mod:`memcore.trace.replay` puts the others back.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,24 +14,28 @@ import torch
 import transformers
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from memcore.activations.recompute import Checkpointing, checkpointing
 from memcore.counting import build_model, load_config
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.trace import kernels
+from memcore.trace.limits import check_sizes, positions_note
+from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.profile import ActivationProfile, dump_profile
 from memcore.trace.recorder import Recorder
-from memcore.trace.replay import Event, TracedStep, TracedUnit, replay
+from memcore.trace.replay import GRADIENTS, Event, Replayed, TracedStep, TracedUnit, replay
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+# torch keeps the result of each operation on each set of shapes for as long as the process lives, about 3 KB each
+# and some 300 for a trace of new sizes; a worker must not grow. Enough are kept for quick answers to equal questions.
+_MOST_CACHED_SHAPES = 10_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `loss` "unfused" or "none" (the decoder
-    alone, where the loss is added in closed form)."""
+    alone, where the loss is added in closed form). `full_depth`: run every layer, to check the replay."""
 
     config: Mapping[str, Any]
     micro_batch: int
@@ -52,13 +56,15 @@ def trace_task(payload: dict[str, Any]) -> dict[str, Any]:
 
 def trace(request: Request) -> ActivationProfile:
     """Trace one training step of a model. Raises UserError with the reason where that fails."""
+    check_sizes(request.micro_batch, request.seq_len)
     kernels.register()
     attentions = [request.attention] if request.attention == "eager" else [request.attention, "eager"]
     for attention in attentions:
         try:
             return _trace(request, attention)
         except UserError:
-            raise
+            if attention == attentions[-1]:
+                raise
         except Exception as error:
             if attention == attentions[-1]:
                 reason = " ".join(str(error).split())[:200] or type(error).__name__
@@ -67,177 +73,71 @@ def trace(request: Request) -> ActivationProfile:
 
 
 def _trace(request: Request, attention: str) -> ActivationProfile:
-    config = load_config(request.config)
+    whole = load_config(request.config)
+    config = _text_alone(whole)
     names = {"flash": kernels.FLASH, "memory_efficient": kernels.MEMORY_EFFICIENT, "eager": "eager"}
     config._attn_implementation = names[attention]  # noqa: SLF001  how transformers is told before a model is built
     config.use_cache = False
     with ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        stack.enter_context(kernels.grouped_products())
         stack.enter_context(kernels.cuda_dropout() if request.kernels == "cuda" else nullcontext())
-        model = build_model(config, device="cpu", dtype=DTYPES[request.dtype])
-        plan = _plan(model, request)
+        with kernels.flash_taken(config) if attention == "flash" else nullcontext():
+            model = build_model(config, device="cpu", dtype=DTYPES[request.dtype])
+        notes = [*_attention_notes(request, attention), *positions_note(model, request.seq_len)]
+        if config is not whole:
+            notes.append(_("Traced is the text model alone: no images or sound."))
+        plan = make_plan(model, request.checkpointing, full_depth=request.full_depth)
+        if plan.attention_only:
+            stack.enter_context(kernels.recomputed_attention())
         step = _Stepper(model, plan, request).run()
-    replayed = replay(step, plan.order)
-    return _profile(replayed.forward, replayed.backward, replayed.loss, plan, request, attention)
+    if FakeTensorMode.cache_info().size > _MOST_CACHED_SHAPES:
+        FakeTensorMode.cache_clear()
+    return _profile(replay(step, plan.order), plan, request, attention, notes)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Plan:
-    """Which layers run: `units` of consecutive layers, `picked` of them traced, `order[i]` the pick unit i is like.
-
-    `recomputed[i]`: whether unit i is run again in the backward.
-    """
-
-    layers: nn.ModuleList
-    units: tuple[tuple[int, ...], ...]
-    recomputed: tuple[bool, ...]
-    picked: tuple[int, ...]
-    order: tuple[int, ...]
-    attention_only: bool
-
-
-def _plan(model: nn.Module, request: Request) -> _Plan:
-    layers = _decoder_layers(model)
-    wanted = checkpointing(request.checkpointing, len(layers))
-    units = _units(wanted)
-    recomputed = tuple(wanted.groups[unit[0]] is not None for unit in units)
-    kinds = [(tuple(_kind(layers[i]) for i in unit), again) for unit, again in zip(units, recomputed, strict=True)]
-    picked = tuple(range(len(units))) if request.full_depth else _pick(kinds)
-    return _Plan(
-        layers=layers,
-        units=units,
-        recomputed=recomputed,
-        picked=picked,
-        order=picked if request.full_depth else _order(kinds, picked),
-        attention_only=wanted.attention_only,
-    )
-
-
-def _decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The module list of decoder layers: the longest one outside vision towers."""
-    lists = [m for name, m in model.named_modules() if isinstance(m, nn.ModuleList) and "vision" not in name]
-    if not lists:
-        raise UserError(_("The model has no list of layers to trace."))
-    return max(lists, key=lambda found: (len(found), sum(p.numel() for p in found.parameters())))
-
-
-def _units(wanted: Checkpointing) -> tuple[tuple[int, ...], ...]:
-    units: list[list[int]] = []
-    for index, group in enumerate(wanted.groups):
-        if units and group is not None and group != index:
-            units[-1].append(index)
-        else:
-            units.append([index])
-    return tuple(tuple(unit) for unit in units)
-
-
-def _kind(layer: nn.Module) -> tuple[Any, ...]:
-    """What makes two layers alike: their parameters, and what their attention looks at."""
-    shapes = tuple((name, tuple(parameter.shape)) for name, parameter in layer.named_parameters())
-    return (*shapes, getattr(layer, "attention_type", None), getattr(layer, "layer_type", None))
-
-
-def _pick(kinds: Sequence[Any]) -> tuple[int, ...]:
-    """The first unit, one of each kind in between, and the last."""
-    inner: dict[Any, int] = {}
-    for index in range(1, len(kinds) - 1):
-        inner.setdefault(kinds[index], index)
-    return tuple(sorted({0, len(kinds) - 1, *inner.values()}))
-
-
-def _order(kinds: Sequence[Any], picked: Sequence[int]) -> tuple[int, ...]:
-    """For each unit the place, among the picked, of the one that it is like."""
-    inner = {kinds[index]: place for place, index in enumerate(picked) if 0 < index < len(kinds) - 1}
-    places = [inner.get(kind, 0) for kind in kinds]
-    places[0], places[-1] = 0, len(picked) - 1
-    return tuple(places)
-
-
-class _Unit(nn.Module):
-    """Layers that are recomputed together, or one that is not, in place of one entry of the model's list."""
-
-    def __init__(self, layers: Sequence[nn.Module], recomputed: bool, tag: Callable[[str], None]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self._recomputed = recomputed
-        self._tag = tag
-        self.forwards = 0
-
-    def __getattr__(self, name: str) -> Any:
-        """What the model asks of a layer itself, such as its kind of attention."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.layers[0], name)
-
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the layers, through a checkpoint where they are recomputed."""
-        self._tag("forward")
-        if self._recomputed and torch.is_grad_enabled():
-            result = checkpoint(self._run, hidden, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-        else:
-            result = self._run(hidden, *args, **kwargs)
-        first = result[0] if isinstance(result, tuple) else result
-        # On the node, not the tensor: a tensor's hook would keep the tensor alive.
-        first.grad_fn.register_prehook(lambda _gradients: self._tag("backward"))
-        self._tag("between")
-        return result
-
-    def _run(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        result: Any = hidden
-        for layer in self.layers:
-            result = layer(result[0] if isinstance(result, tuple) else result, *args, **kwargs)
-        return result
+def _text_alone(config: PretrainedConfig) -> PretrainedConfig:
+    """The text part of a config for several kinds of input, where it is a language model by itself."""
+    text = config.get_text_config()
+    return text if type(text) in AutoModelForCausalLM._model_mapping else config  # noqa: SLF001  no public way to ask
 
 
 class _Stepper:
     """One traced step: puts the picked units into the model, runs it, and sorts the events by segment."""
 
-    def __init__(self, model: nn.Module, plan: _Plan, request: Request) -> None:
+    def __init__(self, model: nn.Module, plan: Plan, request: Request) -> None:
         self._plan, self._request = plan, request
         self._model: Any = model
         self._backward = False
-        self._thin_out()
+        self._tokens = torch.zeros((request.micro_batch, request.seq_len), dtype=torch.int64)
+        thin_out(model, plan, self._tagger)
         # Only now: the layers that were left out have given their storages' addresses back.
         hidden = kernels.cuda_hidden if request.kernels == "cuda" else kernels.no_hidden
-        self._recorder = Recorder([*model.parameters(), *model.buffers()], hidden)
+        self._recorder = Recorder([*model.parameters(), *model.buffers(), self._tokens], hidden)
 
     def run(self) -> TracedStep:
         """Run the step and return its events by unit."""
+        # The hooks know the recorder alone: one that knew the model would keep it alive for good, since the garbage
+        # collector cannot see that a parameter holds its hook.
+        recorder = self._recorder
         for parameter in self._model.parameters():
             hook: Any = parameter.register_post_accumulate_grad_hook
-            hook(lambda p: self._recorder.is_gradient(p.grad))
-        shape = (self._request.micro_batch, self._request.seq_len)
-        tokens = torch.zeros(shape, dtype=torch.int64)
+            hook(lambda trained: recorder.is_gradient(trained.grad))
         with self._recorder:
             if self._request.loss == "unfused":
-                output = self._model(input_ids=tokens, labels=tokens, use_cache=False)
+                output = self._model(input_ids=self._tokens, labels=self._tokens, use_cache=False)
                 loss = output.loss
                 if not self._request.logits_retained:
                     del output
                 self._backward = True
                 loss.backward()
             else:
-                hidden = self._model.get_decoder()(input_ids=tokens, use_cache=False)[0]
+                hidden = self._model.get_decoder()(input_ids=self._tokens, use_cache=False)[0]
                 gradient = torch.empty_like(hidden)
                 self._backward = True
                 torch.autograd.backward(hidden, gradient)
                 del hidden, gradient
         return self._sorted()
-
-    def _thin_out(self) -> None:
-        layers, plan = self._plan.layers, self._plan
-        units = [
-            _Unit([layers[i] for i in plan.units[unit]], plan.recomputed[unit], self._tagger(place))
-            for place, unit in enumerate(plan.picked)
-        ]
-        for _index in range(len(layers)):
-            del layers[-1]
-        layers.extend(units)
-        for config in {id(m.config): m.config for m in self._model.modules() if hasattr(m, "config")}.values():
-            text = config.get_text_config()
-            if getattr(text, "num_hidden_layers", None):
-                text.num_hidden_layers = len(units)
 
     def _tagger(self, place: int) -> Callable[[str], None]:
         def tag(what: str) -> None:
@@ -255,68 +155,76 @@ class _Stepper:
         """Events by segment, each with the category of its storage."""
         categories = self._categories()
         segments: dict[str, list[Event]] = {}
-        for segment, number, change in self._recorder.events:
-            category = "temporary" if number < 0 else categories[number]
-            segments.setdefault(segment, []).append((change, category))
+        repeated: dict[str, list[Event]] = {}
+        shared: set[int | None] = set()
+        for change in self._recorder.changes:
+            if change.gradient:
+                category = GRADIENTS
+            else:
+                category = "temporary" if change.storage is None else categories[change.storage]
+            event = (change.num_bytes, category)
+            segments.setdefault(change.segment, []).append(event)
+            if change.segment == "before":
+                shared.add(change.storage)
+            elif change.storage not in shared:
+                repeated.setdefault(change.segment, []).append(event)
         units = tuple(
             TracedUnit(
                 forward=tuple(segments.get(f"forward {place}", ())),
                 backward=tuple(segments.get(f"backward {place}", ())),
+                repeated=tuple(repeated.get(f"backward {place}", ())),
             )
             for place in range(len(self._plan.picked))
         )
-        return TracedStep(
-            before=tuple(segments.get("before", ())), units=units, loss=tuple(segments.get("loss", ())), after=()
-        )
+        return TracedStep(before=tuple(segments.get("before", ())), units=units, loss=tuple(segments.get("loss", ())))
 
     def _categories(self) -> dict[int, str]:
         """Saved: made in a forward and alive after it. Loss: made between the last forward and the first backward.
-        Recomputed: made in a unit's backward that runs its forward again."""
+        Recomputed: made in a backward that runs a forward again."""
+        found: dict[int, str] = {}
         born: dict[int, str] = {}
-        died: dict[int, str] = {}
-        for segment, number, _change in self._recorder.events:
-            if number in born:
-                died[number] = segment
-            else:
+        for change in self._recorder.changes:
+            number, segment = change.storage, change.segment
+            if number is None:
+                continue
+            if number not in born:
                 born[number] = segment
-        found = {}
-        for number, segment in born.items():
-            if segment == "loss":
-                found[number] = "loss"
-            elif segment.startswith(("forward", "before")):
-                found[number] = "temporary" if died.get(number) == segment else "saved"
-            else:
-                place = int(segment.split()[1])
-                found[number] = "recomputed" if self._plan.recomputed[self._plan.picked[place]] else "temporary"
+                if segment == "loss":
+                    found[number] = "loss"
+                elif segment.startswith("backward"):
+                    found[number] = "recomputed" if change.recomputed else "temporary"
+                else:
+                    found[number] = "saved"
+            elif change.num_bytes < 0 and found[number] == "saved" and segment == born[number]:
+                found[number] = "temporary"
         return found
 
 
+def _attention_notes(request: Request, attention: str) -> list[str]:
+    if attention == request.attention:
+        return []
+    message = _("The model refuses {asked} attention; traced is plain attention.")
+    return [message.format(asked=request.attention.replace("_", "-"))]
+
+
 def _profile(
-    forward: Sequence[Mapping[str, int]],
-    backward: Sequence[Mapping[str, int]],
-    loss: Mapping[str, int],
-    plan: _Plan,
-    request: Request,
-    attention: str,
+    replayed: Replayed, plan: Plan, request: Request, attention: str, notes: Sequence[str]
 ) -> ActivationProfile:
     """The units' figures spread over their layers."""
-    notes = []
-    if attention != request.attention:
-        message = _("The model refuses {asked} attention; traced is plain attention.")
-        notes.append(message.format(asked=request.attention.replace("_", "-")))
     sizes = [len(unit) for unit in plan.units]
 
     def spread(moments: Sequence[Mapping[str, int]]) -> tuple[Mapping[str, int], ...]:
         return tuple(dict(moment) for moment, size in zip(moments, sizes, strict=True) for _layer in range(size))
 
     return ActivationProfile(
-        forward=spread(forward),
-        backward=spread(backward),
-        loss=dict(loss),
+        forward=spread(replayed.forward),
+        backward=spread(replayed.backward),
+        loss=dict(replayed.loss),
+        with_gradients=replayed.with_gradients,
         kernels=request.kernels,
         attention=attention,
-        num_layers=sum(sizes),
-        traced_layers=sum(sizes[unit] for unit in plan.picked),
+        num_layers=plan.num_layers,
+        traced_layers=plan.traced_layers,
         versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
         notes=tuple(notes),
     )

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 import streamlit as st
 
 from memcore.budget import Budget, Verdict
-from memcore.compare import beside_closed_form
-from memcore.explain import PHASE_LABELS, Explanation, assumptions, headroom, verdict_sentence, warnings
+from memcore.compare import PhasePair, beside_closed_form
+from memcore.explain import NO_CLOSED_FORM, PHASE_LABELS, Explanation, assumptions, headroom, verdict_sentence, warnings
 from memcore.i18n import gettext as _
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
@@ -109,7 +109,21 @@ def beside_trace(budget: Budget, unit: ByteUnit) -> None:
     profile = budget.evidence.profile
     if profile is None:
         return
-    st.subheader(_("Trace and closed form"))
+    pairs = beside_closed_form(budget)
+    st.subheader(_("Trace and closed form") if pairs else _("Trace"))
+    if pairs:
+        _beside(pairs, unit)
+    else:
+        st.markdown(_(NO_CLOSED_FORM))
+    about = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
+    st.caption(
+        about.format(
+            traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
+        )
+    )
+
+
+def _beside(pairs: Sequence[PhasePair], unit: ByteUnit) -> None:
     text_table(
         [
             {
@@ -118,13 +132,7 @@ def beside_trace(budget: Budget, unit: ByteUnit) -> None:
                 _("closed form"): format_bytes(pair.closed, unit),
                 _("difference"): format_percent(pair.difference_percent),
             }
-            for pair in beside_closed_form(budget)
+            for pair in pairs
         ],
         _("Each phase traced and in closed form"),
-    )
-    about = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
-    st.caption(
-        about.format(
-            traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
-        )
     )

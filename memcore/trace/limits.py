@@ -1,0 +1,58 @@
+"""What a trace refuses before it starts, and what it says of long sequences.
+
+Worker processes only: imports torch.
+"""
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+
+# A tensor of more bytes than torch can count (2**63) fails deep inside; no machine holds this many tokens a step.
+MAX_TOKENS_PER_STEP = 2**28
+
+
+def check_sizes(micro_batch: int, seq_len: int) -> None:
+    """Raise UserError for a step without tokens, or with absurdly many."""
+    for field, value in (("micro_batch", micro_batch), ("seq_len", seq_len)):
+        if value < 1:
+            message = _("workload.{field} is {value:,}; it must be 1 or more.")
+            raise UserError(message.format(field=field, value=value), f"workload.{field}")
+    if micro_batch * seq_len > MAX_TOKENS_PER_STEP:
+        message = _("{tokens:,} tokens in one step are more than is traced ({most:,}).")
+        raise UserError(message.format(tokens=micro_batch * seq_len, most=MAX_TOKENS_PER_STEP), "workload.seq_len")
+
+
+def positions_note(model: nn.Module, seq_len: int) -> Iterator[str]:
+    """A note where the sequence is longer than what the model was made for.
+
+    Raises UserError where it has a table of positions: fake tensors would look beyond its end without a word.
+    """
+    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
+    positions = next(
+        (n for name in ("max_position_embeddings", "n_positions") if isinstance(n := getattr(config, name, None), int)),
+        None,
+    )
+    if positions is None or seq_len <= positions:
+        return
+    if _has_table(model, positions):
+        message = _("The model has a table of {positions:,} positions; a sequence of {tokens:,} tokens cannot run.")
+        raise UserError(message.format(positions=positions, tokens=seq_len), "workload.seq_len")
+    message = _("The sequence is longer than the {positions:,} positions that the config states.")
+    yield message.format(positions=positions)
+
+
+def _has_table(model: nn.Module, positions: int) -> bool:
+    """Whether the text model looks positions up, in learned embeddings or in a fixed table."""
+    tables = [
+        *((name, module.weight) for name, module in model.named_modules() if isinstance(module, nn.Embedding)),
+        *model.named_buffers(),
+    ]
+    words = ("wpe", "position")
+    return any(
+        any(word in name for word in words) and "vision" not in name and positions <= table.shape[0] <= positions + 2
+        for name, table in tables
+        if table.dim() == 2
+    )

@@ -1,0 +1,114 @@
+"""The closed form beside the trace, architecture by architecture, and what happens where the two do not agree.
+
+Run: pytest tests/activations/test_held.py (some seconds).
+"""
+
+from typing import Any
+
+import pytest
+from transformers import CONFIG_MAPPING
+
+from memcore.activations.held import architecture, deviation, is_used
+from memcore.activations.terms import layer_forms
+from memcore.budget import Missing, evidence_for, predict
+from memcore.compare import beside_closed_form
+from memcore.counting import count_config
+from memcore.errors import UserError
+from memcore.models import catalogue, catalogue_inventory, catalogue_model
+from memcore.scenario import parse_scenario
+from memcore.states import model_states
+from memcore.trace.request import trace_request
+from memcore.trace.tracer import Request, trace, trace_task
+
+SHAPED = [name for name, model in catalogue().items() if model.config is not None]
+# Attention without a norm's weight, experts on every token, experts in groups of their own: see the table.
+FAR_OFF = {"olmo": "OlmoForCausalLM", "llama4_text": "Llama4ForCausalLM", "aria_text": "AriaTextForCausalLM"}
+
+
+def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """A worker's answer, without the worker."""
+    return {"count_config": count_config, "trace": trace_task}[task](payload)
+
+
+@pytest.mark.parametrize("name", SHAPED)
+def test_every_catalogue_model_is_within_the_error_band(name: str):
+    inventory = catalogue_inventory(name)
+    assert inventory is not None
+    for attention in ("flash", "eager"):
+        found = deviation(inventory.model_class, attention)
+        assert found is not None
+        assert abs(found) <= 0.10
+
+
+@pytest.mark.parametrize("attention", ["flash", "eager"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B", "google/gemma-2-9b", "openai/gpt-oss-20b", "Qwen/Qwen3-30B-A3B"])
+def test_the_table_holds_today(name: str, attention: str):
+    """Where the trace is run again, the closed form is no further off than the table says of its architecture."""
+    workload = {"seq_len": 512, "attention": attention}
+    scenario = parse_scenario({"model": {"config": catalogue_model(name).config}, "workload": workload})
+    inventory = catalogue_inventory(name)
+    assert inventory is not None
+    forms = layer_forms(scenario, model_states(scenario, inventory.n_params, inventory), inventory)
+    request = trace_request(scenario)
+    assert forms is not None
+    assert isinstance(request, dict)
+    profile = trace(Request(**request))
+    assert profile.attention == attention
+    stored = deviation(inventory.model_class, attention)
+    assert stored is not None
+    assert abs(sum(form.total(512, 512) for form in forms) / profile.forward[-1]["saved"] - 1) < abs(stored) + 1e-4
+
+
+@pytest.mark.parametrize(
+    ("model_class", "name"),
+    [
+        ("LlamaForCausalLM", "Llama"),
+        ("LlamaForSequenceClassification", "Llama"),
+        ("GPT2LMHeadModel", "GPT2"),
+        ("GPT2Model", "GPT2"),
+        ("Gemma3ForConditionalGeneration", "Gemma3"),
+    ],
+)
+def test_architectures_are_classes_without_their_heads(model_class: str, name: str):
+    assert architecture(model_class) == name
+
+
+@pytest.mark.parametrize("model_type", FAR_OFF)
+def test_what_lies_far_off_is_traced_without_being_asked(model_type: str):
+    assert not is_used(FAR_OFF[model_type], "flash")
+    config = CONFIG_MAPPING[model_type]().to_dict()
+    scenario = parse_scenario({"model": {"config": config}, "workload": {"seq_len": 512}})
+    evidence = evidence_for(scenario, ask)
+    assert evidence.profile is not None
+    budget = predict(scenario, evidence)
+    assert Missing.ACTIVATIONS not in budget.missing
+    assert beside_closed_form(budget) == []
+
+
+def test_where_neither_form_nor_trace_stands_activations_are_missing():
+    config = CONFIG_MAPPING["olmo"]().to_dict()
+    lora = {"method": "lora", "lora": {"targets": ["q_proj"], "rank": 8}}
+    scenario = parse_scenario({"model": {"config": config}, "recipe": lora})
+    evidence = evidence_for(scenario, ask)
+    assert evidence.profile is None
+    assert evidence.untraced
+    assert Missing.ACTIVATIONS in predict(scenario, evidence).missing
+
+
+def test_a_trace_that_fails_leaves_the_reason():
+    def failing(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if task == "trace":
+            raise UserError("It did not work.")
+        return ask(task, payload)
+
+    scenario = parse_scenario({"model": {"config": CONFIG_MAPPING["olmo"]().to_dict()}})
+    evidence = evidence_for(scenario, failing)
+    assert evidence.untraced == "It did not work."
+    assert Missing.ACTIVATIONS in predict(scenario, evidence).missing
+
+
+def test_what_is_close_is_not_traced_unless_asked():
+    def no_worker(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError(task)
+
+    assert evidence_for(parse_scenario({"model": {"name": "meta-llama/Llama-3.1-8B"}}), no_worker).profile is None
