@@ -97,9 +97,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.changes[-1]
 
     def _expect_in_place(self, operand: torch.Tensor, taken: Change) -> None:
-        """The result is in the operand's place if the operand goes before the next operation: nobody held it."""
+        """The result is in the operand's place if the operand goes before the next operation: nobody held it. A view
+        never is: it holds the tensor that it is a view of."""
         storage = operand.untyped_storage()
-        number = self._alive.get(storage._cdata)  # noqa: SLF001
+        number = None if operand._is_view() else self._alive.get(storage._cdata)  # noqa: SLF001
         whole = storage.nbytes() == operand.numel() * operand.element_size() == taken.num_bytes
         if number is not None and whole:
             self._succeeded = (number, taken)
