@@ -17,7 +17,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     opening(_("Activation explorer"), budget, unit)
     found = segments(budget)
     if found is None:
-        st.info(_("A parameter count has no shapes: choose a model of the catalogue, or give a config.json."))
+        _without_form(budget, unit)
         return
     losses = dict(loss_rows(budget))
     chosen = budget.scenario.workload.loss
@@ -63,6 +63,20 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     )
     rows = [{"part": row.name, "bytes_per_token": row.per_token, "bytes": row.num_bytes} for row in layer_rows(budget)]
     downloads(budget, rows, "activations")
+
+
+def _without_form(budget: Budget, unit: ByteUnit) -> None:
+    """What there is to show where no closed form is: nothing of a bare count, the trace of a model."""
+    if budget.inventory is None:
+        st.info(_("A parameter count has no shapes: choose a model of the catalogue, or give a config.json."))
+        return
+    st.info(_("The curves of this page are closed forms, and none describes this architecture."))
+    if budget.evidence.profile is not None:
+        st.subheader(_("Over the step"))
+        st.plotly_chart(charts.step(budget, unit), config=charts.CONFIG, alt=_("Memory over one step"))
+        beside_trace(budget, unit)
+        layers = (Category.ACTIVATIONS, Category.LOSS)
+        how_computed(explain_term(term, unit) for term in budget.terms if term.category in layers)
 
 
 def _peak_of(budget: Budget, category: Category) -> int:

@@ -165,6 +165,16 @@ class TestEveryPage:
                 assert verdict(at) == verdict_sentence(budget, ByteUnit.GB)
 
 
+def test_an_architecture_without_a_closed_form_is_traced():
+    """OLMo's norms have no weights and compute in FP32: the closed form is 20% off, so the trace takes its place."""
+    config = {"model_type": "olmo", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3,
+              "num_attention_heads": 4, "vocab_size": 512}  # fmt: skip
+    at = opened(PAGES["activations"][0], s=write_link(parse_scenario({"model": {"config": config}})))
+    assert any("none describes this architecture" in info.value for info in at.main.info)
+    assert any("3 of 3 layers ran" in caption.value for caption in at.main.caption)
+    assert charts(at)
+
+
 class TestFigures:
     def test_home(self):
         ladder = predict(DEFAULT).ladder
