@@ -48,7 +48,6 @@ class Missing(StrEnum):
 
     ACTIVATIONS = "activations"
     GATHERED_LAYERS = "gathered_layers"
-    ESTIMATOR_LAYER = "estimator_layer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -152,7 +151,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     Raises UserError where the scenario's model is a config whose inventory is not in the evidence.
     """
     device = accelerator(scenario.hardware.gpu)
-    inventory = _inventory(scenario.model, evidence)
+    inventory = inventory_for(scenario.model, evidence)
     states = model_states(scenario, inventory.n_params if inventory else _bare_count(scenario.model), inventory)
     timeline = step_timeline(len(inventory.layers) if inventory else 1)
     inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
@@ -205,7 +204,11 @@ def judge(ladder: Ladder, band_percent: int) -> Verdict:
     return Verdict.UNCERTAIN if ladder.device - band <= ladder.usable else Verdict.DOES_NOT_FIT
 
 
-def _inventory(model: Model, evidence: Evidence) -> Inventory | None:
+def inventory_for(model: Model, evidence: Evidence) -> Inventory | None:
+    """The model's parameters: the catalogue's, or those counted; None for a bare count.
+
+    Raises UserError for a config whose inventory is not in the evidence.
+    """
     if model.name is not None:
         return catalogue_inventory(model.name)
     if model.config is None:
@@ -279,7 +282,7 @@ def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evide
             config_defaults=counted["defaults"],
             quantised_as=counted["quantised_as"],
         )
-    inventory = _inventory(scenario.model, evidence)
+    inventory = inventory_for(scenario.model, evidence)
     unknown = inventory is not None and not is_used(inventory.model_class, scenario.workload.attention)
     if not traced and not unknown:
         return evidence

@@ -25,7 +25,7 @@ from memcore.errors import UserError
 from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES, use_language
 from memcore.i18n import gettext as _
-from memcore.jobs import JobStatus, LightLane
+from memcore.jobs import LightLane
 from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
@@ -162,10 +162,8 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
     scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
     evidence = evidence_for(scenario, _ask)
     reading = read_ds_config(_read(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
-    budget = predict(reading.scenario, evidence)
-    unit = ByteUnit(args.unit)
-    text = _json(reading_report(reading, budget)) if args.json else ds_config_text(reading, budget, unit)
-    return EXIT_STATUS[budget.verdict], text
+    text = _json(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
+    return EXIT_STATUS[reading.budget.verdict], text
 
 
 @cache
@@ -175,11 +173,7 @@ def _lane() -> LightLane:
 
 
 def _ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:
-    """Have a worker process do a task. Raises UserError with the reason where that fails."""
-    result = _lane().run(task, payload)
-    if result.status is not JobStatus.DONE or result.value is None:
-        raise UserError(result.message, result.field)
-    return result.value
+    return _lane().ask(task, payload)
 
 
 # Input and output

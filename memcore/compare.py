@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memcore.budget import Budget, Missing, predict
+from memcore.buffers import with_zero
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerators
@@ -57,10 +58,8 @@ def _peak_at(budget: Budget, stage: int) -> int | None:
         return budget.peak_bytes
     if stage not in ENGINE_OPTIONS[budget.scenario.parallelism.engine].stages:
         return None
-    data = scenario_data(budget.scenario)
-    data["parallelism"] = {**data["parallelism"], "zero_stage": stage}
     try:
-        return predict(parse_scenario(data), budget.evidence).peak_bytes
+        return with_zero(budget, {}, stage).peak_bytes
     except UserError:
         # The rest of the scenario (an offload, a convention) has no form at that stage.
         return None

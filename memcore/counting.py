@@ -29,7 +29,7 @@ _AUTO_CLASSES = (
     transformers.AutoModelForSequenceClassification,
     transformers.AutoModel,
 )
-_SHAPE_NAMES = {
+SHAPE_NAMES = {
     "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
@@ -156,11 +156,12 @@ def _head(model: PreTrainedModel) -> nn.Module | None:
 
 def _main_stack(places: list[tuple[str, int | None]]) -> str:
     """The module list of decoder layers: the one with the most parameters in text order, vision towers aside."""
-    stacks = [stem for stem, index in places if index is not None and not _is_vision(stem)]
+    stacks = [stem for stem, index in places if index is not None and not is_vision(stem)]
     return max(stacks, key=stacks.count, default="")
 
 
-def _is_vision(name: str) -> bool:
+def is_vision(name: str) -> bool:
+    """Whether a module of that path belongs to a vision tower."""
     return "vision" in name or "visual" in name or "image_" in name
 
 
@@ -170,8 +171,8 @@ class _Reader:
     def __init__(self, model: PreTrainedModel, config: PretrainedConfig) -> None:
         self._modules = dict(model.named_modules())
         self._head = _head(model)
-        self._used = _setting(config, _USED_EXPERTS, int) or 1
-        self._held = _setting(config, _HELD_EXPERTS, int) or 1
+        self._used = setting(config, _USED_EXPERTS, int) or 1
+        self._held = setting(config, _HELD_EXPERTS, int) or 1
 
     def place(self, name: str) -> tuple[str, int | None]:
         """The block of a parameter: the outermost module list and the index in it, or the owning module's path."""
@@ -208,7 +209,7 @@ class _Reader:
             return Role.HEAD
         if "projector" in path or "merger" in path:
             return Role.PROJECTOR
-        if _is_vision(path):
+        if is_vision(path):
             return Role.VISION
         if isinstance(owner, nn.Embedding):
             return Role.EMBEDDING
@@ -236,7 +237,7 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter) -> TensorKind:
     return TensorKind.PARAMETER
 
 
-def _setting(config: PretrainedConfig, names: Iterable[str], kind: type) -> Any:
+def setting(config: PretrainedConfig, names: Iterable[str], kind: type) -> Any:
     """The first of a config's settings that is of the kind, else the kind's zero.
 
     Of a setting that varies by layer it is the first layer's: transformers 5.24 refuses to read the whole config's.
@@ -253,9 +254,9 @@ def _setting(config: PretrainedConfig, names: Iterable[str], kind: type) -> Any:
 
 def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
     def read(names: tuple[str, ...], kind: type = int) -> Any:
-        return _setting(config, names, kind)
+        return setting(config, names, kind)
 
-    found = {field: read(names) for field, names in _SHAPE_NAMES.items()}
+    found = {field: read(names) for field, names in SHAPE_NAMES.items()}
     if not found["head_dim"] and found["num_heads"]:
         found["head_dim"] = found["hidden_size"] // found["num_heads"]
     if not found["intermediate_size"]:

@@ -12,6 +12,7 @@ from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import State
 from memcore.terms import Category, EvidenceKind, Phase, Term
+from memcore.trace.profile import ActivationProfile
 from memcore.units import ByteUnit, format_bytes, format_count
 from memcore.zero import share, share_formula
 
@@ -144,6 +145,7 @@ KEPT_LABELS = {
     "router": mark("Router"),
     "adapters": mark("Inputs of the adapters"),
 }
+ATTENTION_LABELS = {"flash": mark("flash"), "memory_efficient": mark("memory-efficient"), "eager": mark("plain")}
 LOSS_LABELS = {
     "unfused": mark("unfused, FP32 logits"),
     "chunked": mark("in chunks"),
@@ -195,6 +197,14 @@ def explain_share(state: State, stage: int, ranks: int, unit: ByteUnit) -> Expla
         result=format_bytes(share(state, stage, ranks), unit),
         evidence=_(EVIDENCE_LABELS[EvidenceKind.FORMULA]),
         source=state.source,
+    )
+
+
+def about_trace(profile: ActivationProfile) -> str:
+    """What a trace ran: layers, library versions, and whose kernels' habits."""
+    about = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
+    return about.format(
+        traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
     )
 
 

@@ -247,7 +247,7 @@ def _copied(defaults: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return None if defaults is None else dict(defaults)
 
 
-def reading_report(reading: Reading, budget: Budget) -> dict[str, Any]:
+def reading_report(reading: Reading) -> dict[str, Any]:
     """A ds_config's reading as JSON data: keys with their effect and cost in bytes, notes, the mended file, and
     the budget of the scenario that it makes."""
     return {
@@ -266,7 +266,7 @@ def reading_report(reading: Reading, budget: Budget) -> dict[str, Any]:
         "notes": list(reading.notes),
         "unknown": list(reading.unknown),
         "corrected": dict(reading.corrected),
-        "budget": budget_report(budget),
+        "budget": budget_report(reading.budget),
     }
 
 

@@ -4,7 +4,7 @@ A step is an ordered list of moments. Each engine, the states and later the acti
 :mod:`memcore.budget` adds them up moment by moment.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -120,6 +120,19 @@ class Term:
 def during(timeline: Timeline, share: Callable[[Moment], int]) -> tuple[int, ...]:
     """Bytes for each moment of the timeline, from a function of the moment."""
     return tuple(share(moment) for moment in timeline)
+
+
+def by_layer(timeline: Timeline, forward: Sequence[int], loss: int, backward: Sequence[int]) -> tuple[int, ...]:
+    """Bytes in each layer's forward and backward, by layer, and at the loss; nothing at the other moments."""
+
+    def at(moment: Moment) -> int:
+        if moment.phase is Phase.LOSS:
+            return loss
+        if not isinstance(moment.segment, int):
+            return 0
+        return (forward if moment.phase is Phase.FORWARD else backward)[moment.segment]
+
+    return during(timeline, at)
 
 
 def in_phases(timeline: Timeline, num_bytes: int, *phases: Phase) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from memcore.explain import (
     EVIDENCE_LABELS,
     NO_CLOSED_FORM,
     PHASE_LABELS,
+    about_trace,
     assumptions,
     explain_term,
     term_label,
@@ -277,7 +278,7 @@ def gpus_text(known: Iterable[Accelerator], unit: ByteUnit) -> str:
     return table(rows, "<>><>>~")
 
 
-def ds_config_text(reading: Reading, budget: Budget, unit: ByteUnit) -> str:
+def ds_config_text(reading: Reading, unit: ByteUnit) -> str:
     """A ds_config's reading: what to mend, each key with its effect and cost, and the verdict that follows."""
     rows = [(_("setting"), _("in force"), _("effect"), _("costs"), _("why"))]
     for key in sorted(reading.keys, key=lambda key: -(key.cost_bytes or -1)):
@@ -293,7 +294,7 @@ def ds_config_text(reading: Reading, budget: Budget, unit: ByteUnit) -> str:
         )
     unknown = [_("Unknown keys: {keys}.").format(keys=", ".join(reading.unknown))] if reading.unknown else []
     notes = [line for note in [*reading.notes, *unknown] for line in wrap(f"* {note}")]
-    verdict = wrap(verdict_sentence(budget, unit))
+    verdict = wrap(verdict_sentence(reading.budget, unit))
     return "\n\n".join(part for part in ("\n".join(verdict), "\n".join(notes), table(rows, "<><>~")) if part)
 
 
@@ -301,10 +302,6 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
     """A trace for reading: the verdict it gives, each phase beside the closed form, and what is alive at the peak."""
     profile = budget.evidence.profile
     assert profile is not None, "a trace was asked for"
-    traced = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
-    about = traced.format(
-        traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
-    )
     rows = [
         (
             _(PHASE_LABELS[pair.phase]),
@@ -321,5 +318,5 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
         (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))
         for term, share in budget.at_peak()
     ]
-    parts = ["\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(wrap(about)), *profile.notes]
+    parts = ["\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(wrap(about_trace(profile))), *profile.notes]
     return "\n\n".join([*parts, beside, table(alive, "<><")])

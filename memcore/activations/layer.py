@@ -242,7 +242,6 @@ class _Mlp:
     kept: tuple[Kept, ...]
     gated: bool
     inner: int
-    kept_bytes: float
 
 
 def _mlp(block: Block, shapes: Shapes, traits: Traits, model_class: str) -> _Mlp | None:
@@ -261,7 +260,7 @@ def _mlp(block: Block, shapes: Shapes, traits: Traits, model_class: str) -> _Mlp
         gated, inner = True, max(inner, experts[0].experts_used * min(t.shape[2] for t in experts))
     if not kept:
         return None
-    return _Mlp(kept=tuple(kept), gated=gated, inner=inner, kept_bytes=sum(part.per_token for part in kept))
+    return _Mlp(kept=tuple(kept), gated=gated, inner=inner)
 
 
 def _gate_and_inner(dense: Sequence[Tensor], shapes: Shapes) -> tuple[bool, int]:

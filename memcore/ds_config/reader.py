@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from memcore.budget import Evidence, predict
+from memcore.budget import Budget, Evidence, inventory_for, predict
 from memcore.ds_config.effects import ZERO_KEYS, KeyReading, decides_memory, explain_key
 from memcore.ds_config.mending import AUTO, DEPRECATED, by_alias, mend, number, shown, switch
 from memcore.errors import UserError
@@ -23,13 +23,19 @@ MAX_DS_CONFIG_CHARS = 200_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """A ds_config read for a scenario: the scenario it makes, its keys, what to mend, and the mended file."""
+    """A ds_config read for a scenario: the budget of the scenario it makes, its keys, what to mend, and the mended
+    file."""
 
-    scenario: Scenario
+    budget: Budget
     keys: tuple[KeyReading, ...]
     notes: tuple[str, ...]
     unknown: tuple[str, ...]
     corrected: Mapping[str, Any]
+
+    @property
+    def scenario(self) -> Scenario:
+        """The scenario that the file makes."""
+        return self.budget.scenario
 
     def costliest(self, count: int = 3) -> list[KeyReading]:
         """The settings that take the most, largest first; the stage itself is not one of them."""
@@ -140,9 +146,7 @@ class _Reader:
         scenario = parse_scenario(data)
         budget = predict(scenario, self._evidence)
         keys = tuple(explain_key(name, self._zero, scenario, budget) for name in ZERO_KEYS if self._concerns(name))
-        return Reading(
-            scenario=scenario, keys=keys, notes=tuple(self._notes), unknown=unknown, corrected=self._corrected
-        )
+        return Reading(budget=budget, keys=keys, notes=tuple(self._notes), unknown=unknown, corrected=self._corrected)
 
     def _concerns(self, name: str) -> bool:
         """Keys of the file, and those defaults of DeepSpeed's that decide memory."""
@@ -208,8 +212,8 @@ class _Reader:
         return value
 
     def _hidden_size(self) -> int:
-        budget = predict(self._scenario, self._evidence)
-        return budget.inventory.shapes.hidden_size if budget.inventory else 0
+        inventory = inventory_for(self._scenario.model, self._evidence)
+        return inventory.shapes.hidden_size if inventory else 0
 
     def _whole(self, name: str, given: Any, least: int) -> int | None:
         """A size in any of the spellings that people use; what DeepSpeed would refuse is said and mended."""

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.i18n import language
 from memcore.jobs.kept import KeptOutcomes
@@ -86,6 +87,14 @@ class LightLane:
         if isinstance(taken, Outcome):
             return self._result(taken, limit_s)
         return self._result(self._wait(taken, cancel), taken.timeout_s)
+
+    def ask(self, task: str, payload: dict[str, Any]) -> dict[str, Any]:
+        """Have a task done and return its answer. Raises UserError with the sentence, and the field at fault if it is
+        known, where the job ends in any other way."""
+        result = self.run(task, payload)
+        if result.status is not JobStatus.DONE or result.value is None:
+            raise UserError(result.message, result.field)
+        return result.value
 
     def warm(self, imports: Sequence[str] = ()) -> None:
         """Start a worker in the background and have it import these modules, for a quick first job.

@@ -55,6 +55,17 @@ def register() -> None:
 
 
 @contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another value for an attribute, until the block ends."""
+    own = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, own)
+
+
+@contextmanager
 def flash_taken(config: PretrainedConfig) -> Iterator[None]:
     """While a model is built: our flash attention is let in where the class has flash attention but not torch's own,
     which transformers takes ours for (gpt-oss, Gemma 2)."""
@@ -65,19 +76,14 @@ def flash_taken(config: PretrainedConfig) -> Iterator[None]:
         return
     # The models within a model ask too; the class that they all have in common says it for all of them.
     common = [parent for parent in model_class.mro() if issubclass(parent, PreTrainedModel)][-2]
-    own = common._supports_sdpa  # noqa: SLF001
-    common._supports_sdpa = True  # noqa: SLF001
-    try:
+    with _replaced(common, "_supports_sdpa", True):
         yield
-    finally:
-        common._supports_sdpa = own  # noqa: SLF001
 
 
 @contextmanager
 def recomputed_attention() -> Iterator[None]:
     """Every attention function that transformers hands to a model's layers runs through a checkpoint."""
-    interface: Any = AttentionInterface
-    original = interface.get_interface
+    original = AttentionInterface.get_interface
 
     def get_interface(self: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(self, name, default)
@@ -87,11 +93,8 @@ def recomputed_attention() -> Iterator[None]:
 
         return attention
 
-    interface.get_interface = get_interface
-    try:
+    with _replaced(AttentionInterface, "get_interface", get_interface):
         yield
-    finally:
-        interface.get_interface = original
 
 
 @contextmanager
@@ -102,33 +105,25 @@ def grouped_products() -> Iterator[None]:
     the shape function (torch/_meta_registrations.py, _meta_grouped_mm_common) BF16 alone.
     """
     shapes: Any = torch._meta_registrations  # noqa: SLF001
-    original = shapes._meta_grouped_mm_common  # noqa: SLF001
 
     def of_any_dtype(mat_a: torch.Tensor, mat_b: torch.Tensor, *_scales: Any, offs: Any = None, **kwargs: Any) -> Any:
         return shapes._create_grouped_mm_output_tensor(mat_a, mat_b, offs, kwargs.get("out_dtype"))  # noqa: SLF001
 
-    shapes._meta_grouped_mm_common = of_any_dtype  # noqa: SLF001
-    try:
+    with _replaced(shapes, "_meta_grouped_mm_common", of_any_dtype):
         yield
-    finally:
-        shapes._meta_grouped_mm_common = original  # noqa: SLF001
 
 
 @contextmanager
 def cuda_dropout() -> Iterator[None]:
     """Dropout that keeps a mask of one byte per value, as CUDA's does; the CPU's keeps one in the input's dtype."""
-    original = functional.dropout
 
     def native(values: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if not training or p == 0:
             return values
         return torch.native_dropout(values, p, True)[0]
 
-    functional.dropout = native  # type: ignore[assignment]
-    try:
+    with _replaced(functional, "dropout", native):
         yield
-    finally:
-        functional.dropout = original
 
 
 def cuda_hidden(func: Any, args: tuple[Any, ...]) -> int:

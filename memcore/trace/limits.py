@@ -1,12 +1,13 @@
 """What a trace refuses before it starts, and what it says of long sequences.
 
-Worker processes only: imports torch.
+Worker processes only: imports torch and transformers.
 """
 
 from collections.abc import Iterator
 
 from torch import nn
 
+from memcore.counting import SHAPE_NAMES, is_vision, setting
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 
@@ -31,11 +32,8 @@ def positions_note(model: nn.Module, seq_len: int) -> Iterator[str]:
     Raises UserError where it has a table of positions: fake tensors would look beyond its end without a word.
     """
     config = model.config.get_text_config()  # type: ignore[union-attr,operator]
-    positions = next(
-        (n for name in ("max_position_embeddings", "n_positions") if isinstance(n := getattr(config, name, None), int)),
-        None,
-    )
-    if positions is None or seq_len <= positions:
+    positions = setting(config, SHAPE_NAMES["max_positions"], int)
+    if not 0 < positions < seq_len:
         return
     if _has_table(model, positions):
         message = _("The model has a table of {positions:,} positions; a sequence of {tokens:,} tokens cannot run.")
@@ -52,7 +50,7 @@ def _has_table(model: nn.Module, positions: int) -> bool:
     ]
     words = ("wpe", "position")
     return any(
-        any(word in name for word in words) and "vision" not in name and positions <= table.shape[0] <= positions + 2
+        any(word in name for word in words) and not is_vision(name) and positions <= table.shape[0] <= positions + 2
         for name, table in tables
         if table.dim() == 2
     )

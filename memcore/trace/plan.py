@@ -1,6 +1,6 @@
 """Which layers of a model are really run in a trace, and which others each of them stands for.
 
-Worker processes only: imports torch.
+Worker processes only: imports torch and transformers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memcore.activations.recompute import Checkpointing, checkpointing
+from memcore.counting import is_vision
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 
@@ -66,7 +67,7 @@ def _decoder_layers(model: nn.Module) -> nn.ModuleList:
     lists = [
         module
         for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) and not any(part in name for part in ("vision", "audio"))
+        if isinstance(module, nn.ModuleList) and len(module) and not is_vision(name) and "audio" not in name
     ]
     if not lists:
         raise UserError(_("The model has no list of layers to trace."), "model.config")

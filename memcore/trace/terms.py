@@ -1,6 +1,6 @@
 """A trace's profile as terms over the moments of a step, in place of the closed forms."""
 
-from memcore.terms import Category, EvidenceKind, Formula, Moment, Phase, Term, Timeline, during
+from memcore.terms import Category, EvidenceKind, Formula, Term, Timeline, by_layer
 from memcore.trace.profile import CATEGORIES, ActivationProfile
 
 _NAMES = {
@@ -18,16 +18,9 @@ def profile_terms(profile: ActivationProfile, timeline: Timeline) -> list[Term]:
 
 def _term(profile: ActivationProfile, category: str, timeline: Timeline) -> Term:
     name, kind, symbols = _NAMES[category]
-
-    def at(moment: Moment) -> int:
-        if moment.phase is Phase.LOSS:
-            return profile.loss.get(category, 0)
-        if not isinstance(moment.segment, int):
-            return 0
-        moments = {Phase.FORWARD: profile.forward, Phase.BACKWARD: profile.backward}[moment.phase]
-        return moments[moment.segment].get(category, 0)
-
-    bytes_at = during(timeline, at)
+    forward = [moment.get(category, 0) for moment in profile.forward]
+    backward = [moment.get(category, 0) for moment in profile.backward]
+    bytes_at = by_layer(timeline, forward, profile.loss.get(category, 0), backward)
     return Term(
         name=name,
         category=kind,

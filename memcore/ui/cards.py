@@ -9,7 +9,16 @@ import streamlit as st
 
 from memcore.budget import Budget, Verdict
 from memcore.compare import PhasePair, beside_closed_form
-from memcore.explain import NO_CLOSED_FORM, PHASE_LABELS, Explanation, assumptions, headroom, verdict_sentence, warnings
+from memcore.explain import (
+    NO_CLOSED_FORM,
+    PHASE_LABELS,
+    Explanation,
+    about_trace,
+    assumptions,
+    headroom,
+    verdict_sentence,
+    warnings,
+)
 from memcore.i18n import gettext as _
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
@@ -115,12 +124,7 @@ def beside_trace(budget: Budget, unit: ByteUnit) -> None:
         _beside(pairs, unit)
     else:
         st.markdown(_(NO_CLOSED_FORM))
-    about = _("{traced} of {layers} layers ran, the rest were repeated; {versions}; {kernels} kernels.")
-    st.caption(
-        about.format(
-            traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
-        )
-    )
+    st.caption(about_trace(profile))
 
 
 def _beside(pairs: Sequence[PhasePair], unit: ByteUnit) -> None:

@@ -9,7 +9,7 @@ from plotly.subplots import make_subplots
 from memcore.budget import Budget
 from memcore.buffers import AboveFloor
 from memcore.compare import CURVE_RANKS, CardRow, ParameterCost, StageRow
-from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, term_label
+from memcore.explain import ATTENTION_LABELS, CATEGORY_LABELS, PHASE_LABELS, term_label
 from memcore.explore import Curve, Segments
 from memcore.i18n import gettext as _
 from memcore.terms import Category, Phase
@@ -300,12 +300,11 @@ def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
 
 def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit) -> go.Figure:
     """Activations over the sequence length, both logarithmic: plain against flash, with and without checkpointing."""
-    names = {"flash": _("flash"), "memory_efficient": _("memory-efficient"), "eager": _("plain")}
     kinds = {"none": _("no checkpointing"), "full": _("full checkpointing")}
     figure = go.Figure()
     for curve in curves:
         figure.add_scatter(
-            name=f"{names[curve.attention]}, {kinds[curve.checkpointing]}",
+            name=f"{_(ATTENTION_LABELS[curve.attention])}, {kinds[curve.checkpointing]}",
             x=[size for size, _total in curve.points],
             y=[total / unit.size for _size, total in curve.points],
             mode="lines",
@@ -401,9 +400,10 @@ def step(budget: Budget, unit: ByteUnit) -> go.Figure:
     """Memory over one step: every moment in order, categories stacked, the card's line, the binding moment marked."""
     labels = [moment.label for moment in budget.timeline]
     moments = list(range(len(labels)))
+    sums = [budget.by_category(index) for index in moments]
     figure = go.Figure()
     for category in Category:
-        values = [budget.by_category(index).get(category, 0) / unit.size for index in moments]
+        values = [each.get(category, 0) / unit.size for each in sums]
         if any(values):
             figure.add_scatter(
                 name=_(CATEGORY_LABELS[category]),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from memcore.budget import Budget, predict
+from memcore.budget import Budget
 from memcore.buffers import (
     GATHER_KNOBS,
     above_floor,
@@ -81,7 +81,7 @@ def _ds_config(budget: Budget, unit: ByteUnit) -> None:
         return
     if given:
         _notes(reading)
-    _show_reading(reading, predict(reading.scenario, budget.evidence), unit)
+    _show_reading(reading, unit)
     if given:
         _take_over(reading, budget)
 
@@ -105,13 +105,12 @@ def _own_settings(budget: Budget) -> dict[str, object]:
     return {**zero, **sections, "stage": budget.scenario.parallelism.stage}
 
 
-def _show_reading(reading: Reading, budget: Budget, unit: ByteUnit) -> None:
-    """`budget`: of the scenario that the file makes."""
+def _show_reading(reading: Reading, unit: ByteUnit) -> None:
     costliest = reading.costliest()
     if costliest:
         named = ", ".join(f"`{key.path}` ({format_bytes(key.cost_bytes or 0, unit)})" for key in costliest)
         st.markdown(_("The settings that cost the most: {keys}.").format(keys=named))
-    _smaller(budget, unit)
+    _smaller(reading.budget, unit)
     ordered = sorted(reading.keys, key=lambda key: -(key.cost_bytes or -1))
     idle = [key for key in ordered if key.effect is Effect.NO_EFFECT]
     text_table(

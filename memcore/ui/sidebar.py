@@ -8,7 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 from memcore.configs import normalise_config
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.errors import UserError
-from memcore.explain import EVIDENCE_LABELS, METHOD_LABELS
+from memcore.explain import ATTENTION_LABELS, EVIDENCE_LABELS, LOSS_LABELS, METHOD_LABELS
 from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES
 from memcore.i18n import gettext as _
@@ -248,7 +248,7 @@ def _workload() -> None:
     left, right = st.columns(2)
     left.number_input(_("Micro-batch"), min_value=1, max_value=100_000_000, step=1, key="w_micro")
     right.number_input(_("Tokens"), min_value=1, max_value=100_000_000, step=1024, key="w_seq", help=_("Per sequence."))
-    attentions = {"flash": _("flash"), "memory_efficient": _("memory-efficient"), "eager": _("plain")}
+    attentions = {name: _(label) for name, label in ATTENTION_LABELS.items()}
     st.selectbox(_("Attention"), list(attentions), key="w_attention", format_func=attentions.__getitem__)
     kinds = {
         "none": _("none"),
@@ -261,7 +261,7 @@ def _workload() -> None:
     st.selectbox(_("Checkpointing"), list(kinds), key="w_checkpointing", format_func=kinds.__getitem__)
     if st.session_state["w_checkpointing"] in state.COUNTED_CHECKPOINTING:
         st.number_input(_("Layers (k or n)"), min_value=1, max_value=9999, step=1, key="w_k")
-    losses = {"unfused": _("unfused, FP32 logits"), "chunked": _("in chunks"), "fused": _("fused with the head")}
+    losses = {name: _(label) for name, label in LOSS_LABELS.items()}
     st.selectbox(_("Loss"), list(losses), key="w_loss", format_func=losses.__getitem__)
     st.number_input(
         _("Gradient accumulation steps"),

@@ -17,7 +17,7 @@ from memcore.engines.deepspeed.plan import (
 )
 from memcore.engines.zero3_gather import GatherSettings, simulate
 from memcore.scenario import ZeroConfig
-from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
+from memcore.terms import Category, Formula, Phase, Term, by_layer, product
 from memcore.units import ceil_div
 from memcore.zero import hpz_secondary_bytes
 
@@ -77,37 +77,27 @@ def _gathered(plan: Plan) -> list[Term]:
     gathered = simulate(inventory, settings, tuple(group is not None for group in recompute.groups))
     width = inputs.states.precision.convention.compute_dtype.size
 
-    def at(moment: Moment, forward: tuple[int, ...], backward: tuple[int, ...], turn: int) -> int:
-        if moment.phase is Phase.LOSS:
-            return width * turn
-        if not isinstance(moment.segment, int):
-            return 0
-        return width * {Phase.FORWARD: forward, Phase.BACKWARD: backward}[moment.phase][moment.segment]
+    def term(name: str, elements: int | tuple[int, ...], symbol: str, source: str) -> Term:
+        most = elements if isinstance(elements, int) else max(elements)
+        return Term(
+            name=name,
+            category=Category.COMMUNICATION,
+            bytes_at=width * elements if isinstance(elements, int) else tuple(width * each for each in elements),
+            formula=Formula(symbols=rf"{width}\,\Psi_{{{symbol}}}", numbers=product(width, most)),
+            source=f"deepspeed 0.19.8, runtime/zero/{source}",
+        )
 
-    bytes_at = during(inputs.timeline, lambda m: at(m, gathered.forward, gathered.backward, gathered.turn))
-    flat = during(inputs.timeline, lambda m: at(m, gathered.forward_flat, gathered.backward_flat, 0))
-    source = "deepspeed 0.19.8, runtime/zero"
+    whole = by_layer(inputs.timeline, gathered.forward, gathered.turn, gathered.backward)
+    flat = by_layer(inputs.timeline, gathered.forward_flat, 0, gathered.backward_flat)
+    fetched = "partitioned_param_coordinator.py, fetch_sub_module and release_sub_module, simulated"
     return [
-        Term(
-            name="gathered_parameters",
-            category=Category.COMMUNICATION,
-            bytes_at=bytes_at,
-            formula=Formula(symbols=rf"{width}\,\Psi_{{gathered}}", numbers=product(width, max(bytes_at) // width)),
-            source=f"{source}/partitioned_param_coordinator.py, fetch_sub_module and release_sub_module, simulated",
-        ),
-        Term(
-            name="gather_copies",
-            category=Category.COMMUNICATION,
-            bytes_at=flat,
-            formula=Formula(symbols=rf"{width}\,\Psi_{{together}}", numbers=product(width, max(flat) // width)),
-            source=f"{source}/partition_parameters.py, AllGatherCoalescedHandle.wait: torch.cat",
-        ),
-        Term(
-            name="persistent_parameters",
-            category=Category.COMMUNICATION,
-            bytes_at=width * gathered.persistent,
-            formula=Formula(symbols=rf"{width}\,\Psi_{{small}}", numbers=product(width, gathered.persistent)),
-            source=f"{source}/parameter_offload.py, mark_persistent_parameters",
+        term("gathered_parameters", whole, "gathered", fetched),
+        term("gather_copies", flat, "together", "partition_parameters.py, AllGatherCoalescedHandle.wait: torch.cat"),
+        term(
+            "persistent_parameters",
+            gathered.persistent,
+            "small",
+            "parameter_offload.py, mark_persistent_parameters",
         ),
     ]
 
