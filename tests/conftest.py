@@ -1,6 +1,8 @@
 """Settings that all tests share. Run everything with: pytest (from the repository's root)."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,3 +26,20 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     return folder
+
+
+@pytest.fixture(scope="session")
+def measured_runs(shared: Path) -> dict[str, Any]:
+    """Published runs ("runs") and differences between runs ("deltas"), each by its id."""
+    path = shared / "measured" / "runs.json"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return {kind: {entry["id"]: entry for entry in found[kind]} for kind in ("runs", "deltas")}
+
+
+@pytest.fixture(scope="session")
+def public_cases(shared: Path) -> dict[str, dict[str, Any]]:
+    """Inputs that break other tools, with the right answers, by id."""
+    found = json.loads((shared / "public_cases.json").read_text(encoding="utf-8"))
+    return {case["id"]: case for case in found}

@@ -1,11 +1,11 @@
-"""Small transformers models for the tracer's tests, by name."""
+"""Small transformers models by name, four to six layers deep, and a trace of one."""
 
 from typing import Any
 
 from memcore.trace.profile import ActivationProfile
 from memcore.trace.tracer import Request, trace
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 704,
     "num_hidden_layers": 4,
@@ -17,7 +17,7 @@ _COMMON: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-_GPT: dict[str, Any] = {
+GPT: dict[str, Any] = {
     "model_type": "gpt2",
     "n_embd": 256,
     "n_layer": 4,
@@ -30,35 +30,35 @@ _GPT: dict[str, Any] = {
 _EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 CONFIGS: dict[str, dict[str, Any]] = {
-    **{name: {"model_type": name, **_COMMON} for name in ("llama", "qwen2", "phi3", "olmo2")},
-    **{name: {"model_type": name, "head_dim": 32, **_COMMON} for name in ("qwen3", "gemma2", "glm")},
-    "tied llama": {"model_type": "llama", **_COMMON, "tie_word_embeddings": True},
-    "llama, 32000 words": {"model_type": "llama", **_COMMON, "vocab_size": 32_000},
-    "gpt2": {**_GPT, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
-    "gpt2, dropout": {**_GPT, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
-    "gpt_neox": {"model_type": "gpt_neox", **{k: v for k, v in _COMMON.items() if k != "num_key_value_heads"}},
+    **{name: {"model_type": name, **COMMON} for name in ("llama", "qwen2", "phi3", "olmo2")},
+    **{name: {"model_type": name, "head_dim": 32, **COMMON} for name in ("qwen3", "gemma2", "glm")},
+    "tied llama": {"model_type": "llama", **COMMON, "tie_word_embeddings": True},
+    "llama, 32000 words": {"model_type": "llama", **COMMON, "vocab_size": 32_000},
+    "gpt2": {**GPT, "attn_pdrop": 0.0, "resid_pdrop": 0.0, "embd_pdrop": 0.0},
+    "gpt2, dropout": {**GPT, "attn_pdrop": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+    "gpt_neox": {"model_type": "gpt_neox", **{k: v for k, v in COMMON.items() if k != "num_key_value_heads"}},
     "gemma3_text": {
         "model_type": "gemma3_text",
         "head_dim": 32,
         "sliding_window": 32,
         "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
-        **_COMMON,
+        **COMMON,
         "num_hidden_layers": 6,
     },
-    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 3, **_COMMON, "num_hidden_layers": 6},
-    "mixtral": {"model_type": "mixtral", **_EXPERTS, **_COMMON},
-    "gpt_oss": {"model_type": "gpt_oss", "head_dim": 32, **_EXPERTS, **_COMMON, "rope_parameters": None},
+    "smollm3": {"model_type": "smollm3", "no_rope_layer_interval": 3, **COMMON, "num_hidden_layers": 6},
+    "mixtral": {"model_type": "mixtral", **_EXPERTS, **COMMON},
+    "gpt_oss": {"model_type": "gpt_oss", "head_dim": 32, **_EXPERTS, **COMMON, "rope_parameters": None},
     "qwen3_moe": {
         "model_type": "qwen3_moe",
         "head_dim": 32,
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 192,
-        **_COMMON,
+        **COMMON,
     },
     "deepseek_v3": {
         "model_type": "deepseek_v3",
-        **_COMMON,
+        **COMMON,
         "num_key_value_heads": 8,
         "q_lora_rank": 96,
         "kv_lora_rank": 64,
@@ -85,7 +85,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "linear_key_head_dim": 32,
         "linear_value_head_dim": 32,
         "layer_types": ["linear_attention", "linear_attention", "full_attention"] * 2,
-        **_COMMON,
+        **COMMON,
         "num_hidden_layers": 6,
     },
 }

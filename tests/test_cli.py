@@ -18,7 +18,6 @@ from memcore.i18n import language
 from memcore.models import catalogue, catalogue_inventory
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLIC_CASES = ROOT.parent / "shared" / "public_cases.json"
 EXAMPLE: Mapping[str, Any] = {
     "model": {"n_params": 7_000_000_000},
     "hardware": {"gpu": "A100-80GB", "gpus": 8},
@@ -143,11 +142,12 @@ class TestModels:
         assert "gptq" in text
         assert f"{TINY_LLAMA_PARAMS:,}" in text
 
-    @pytest.mark.skipif(not PUBLIC_CASES.exists(), reason="the shared cases are not here")
-    def test_gemma_3_is_counted_by_part_with_its_defaults(self, write: Any, capsys: pytest.CaptureFixture[str]) -> None:
-        cases = {case["id"]: case for case in json.loads(PUBLIC_CASES.read_text(encoding="utf-8"))}
-        right = cases["cfg-gemma3-4b-nested"]["right"]
-        assert main(["models", "--config", write(cases["cfg-gemma3-4b-nested"]["input"]), "--json"]) == 0
+    def test_gemma_3_is_counted_by_part_with_its_defaults(
+        self, write: Any, public_cases: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        case = public_cases["cfg-gemma3-4b-nested"]
+        right = case["right"]
+        assert main(["models", "--config", write(case["input"]), "--json"]) == 0
         report = json.loads(capsys.readouterr().out)
         assert report["total"] == right["params_total"]
         assert report["by_part"] == {

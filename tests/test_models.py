@@ -7,7 +7,6 @@ fraction of a second for each model, whatever its size.
 import json
 import warnings
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,9 +75,8 @@ def count(config: dict[str, Any]) -> tuple[Inventory, dict[str, Any]]:
     return load_inventory(json.loads(json.dumps(counted["inventory"]))), counted
 
 
-def public_config(shared: Path, case_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    cases = json.loads((shared / "public_cases.json").read_text(encoding="utf-8"))
-    (case,) = [case for case in cases if case["id"] == case_id]
+def public_config(public_cases: dict[str, Any], case_id: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    case = public_cases[case_id]
     return dict(case["input"]), case["right"]
 
 
@@ -223,8 +221,8 @@ def test_unknown_model_name_gives_the_nearest():
         catalogue_model("Llama-3.1-8B")
 
 
-def test_gemma3_nested_config_with_defaults(shared: Path):
-    config, right = public_config(shared, "cfg-gemma3-4b-nested")
+def test_gemma3_nested_config_with_defaults(public_cases: dict[str, Any]):
+    config, right = public_config(public_cases, "cfg-gemma3-4b-nested")
     inventory, counted = count(config)
     roles = inventory.by_role()
     assert inventory.n_params == right["params_total"]
@@ -240,8 +238,8 @@ def test_gemma3_nested_config_with_defaults(shared: Path):
     assert len(inventory.layers) == 34
 
 
-def test_gptj_null_n_inner_is_four_times_the_hidden_size(shared: Path):
-    config, right = public_config(shared, "cfg-gptj-6b-ninner-null")
+def test_gptj_null_n_inner_is_four_times_the_hidden_size(public_cases: dict[str, Any]):
+    config, right = public_config(public_cases, "cfg-gptj-6b-ninner-null")
     inventory, _counted = count(config)
     assert inventory.n_params == right["params_total"]
     assert abs(inventory.n_params / right["published_on_card"] - 1) < right["accept_within"]
@@ -249,8 +247,8 @@ def test_gptj_null_n_inner_is_four_times_the_hidden_size(shared: Path):
     assert inventory.by_role()[Role.HEAD] == right["lm_head"]["weight"] + right["lm_head"]["bias"]
 
 
-def test_gpt_oss_config_of_a_packed_checkpoint(shared: Path):
-    config, right = public_config(shared, "cfg-gpt-oss-20b-mxfp4")
+def test_gpt_oss_config_of_a_packed_checkpoint(public_cases: dict[str, Any]):
+    config, right = public_config(public_cases, "cfg-gpt-oss-20b-mxfp4")
     # The case describes the list in words.
     config["layer_types"] = ["sliding_attention", "full_attention"] * 12
     inventory, counted = count(config)
@@ -263,8 +261,8 @@ def test_gpt_oss_config_of_a_packed_checkpoint(shared: Path):
     assert {tensor.experts_used / tensor.experts_held for tensor in weights} == {4 / 32}
 
 
-def test_qwen3_tied_embedding_is_counted_once(shared: Path):
-    config, right = public_config(shared, "cfg-qwen3-06b-tied")
+def test_qwen3_tied_embedding_is_counted_once(public_cases: dict[str, Any]):
+    config, right = public_config(public_cases, "cfg-qwen3-06b-tied")
     inventory, counted = count(config)
     assert inventory.n_params == right["params_total"]
     assert inventory.by_role()[Role.EMBEDDING] == right["embedding_params"]
@@ -273,12 +271,9 @@ def test_qwen3_tied_embedding_is_counted_once(shared: Path):
     assert untied.n_params == right["wrong_if_untied"]
 
 
-def test_configs_of_measured_runs(shared: Path):
-    path = shared / "measured" / "runs.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
+def test_configs_of_measured_runs(measured_runs: dict[str, Any]):
     by_config: dict[str, set[int]] = defaultdict(set)
-    for run in json.loads(path.read_text(encoding="utf-8"))["runs"]:
+    for run in measured_runs["runs"].values():
         by_config[json.dumps(run["model"]["config"])].add(run["model"]["n_params_config"])
     assert len(by_config) >= 30
     for config, counts in by_config.items():

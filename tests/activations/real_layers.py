@@ -9,70 +9,31 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
+import small_models
 import torch
+from small_models import COMMON, GPT
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 BATCH, SEQUENCE, LAYER = 2, 128, 1
 
-_COMMON: dict[str, Any] = {
-    "hidden_size": 256,
-    "intermediate_size": 704,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 512,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
+_SHARED = (
+    "llama", "qwen2", "olmo2", "phi3", "qwen3", "gemma2", "glm", "gpt_neox", "gpt2", "mixtral", "gpt_oss", "qwen3_moe",
+    "deepseek_v3",
+)  # fmt: skip
+_GPTJ = {**GPT, "model_type": "gptj", "rotary_dim": 16, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
+_FOUND = {
+    **{name: small_models.CONFIGS[name] for name in _SHARED},
+    **{name: {**COMMON, "model_type": name} for name in ("granite", "phi")},
+    "gemma3_text": {**COMMON, "model_type": "gemma3_text", "head_dim": 32},
+    "starcoder2": {**COMMON, "model_type": "starcoder2", "residual_dropout": 0.0, "attention_dropout": 0.0},
+    "gptj": _GPTJ,
 }
-_GPT: dict[str, Any] = {
-    "n_embd": 256,
-    "n_layer": 2,
-    "n_head": 8,
-    "vocab_size": 512,
-    "n_positions": 512,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-
+# Two layers, the second of which is looked at; experts in both.
 CONFIGS: dict[str, dict[str, Any]] = {
-    **{name: {"model_type": name, **_COMMON} for name in ("llama", "qwen2", "olmo2", "granite", "phi", "phi3")},
-    **{name: {"model_type": name, "head_dim": 32, **_COMMON} for name in ("qwen3", "gemma2", "gemma3_text", "glm")},
-    "starcoder2": {"model_type": "starcoder2", "residual_dropout": 0.0, "attention_dropout": 0.0, **_COMMON},
-    "gpt_neox": {"model_type": "gpt_neox", **{k: v for k, v in _COMMON.items() if k != "num_key_value_heads"}},
-    "gpt2": {"model_type": "gpt2", "attn_pdrop": 0.0, "resid_pdrop": 0.0, **_GPT},
-    "gptj": {"model_type": "gptj", "rotary_dim": 16, **_GPT},
-    "mixtral": {"model_type": "mixtral", **_EXPERTS, **_COMMON},
-    "gpt_oss": {"model_type": "gpt_oss", "head_dim": 32, **_EXPERTS, **_COMMON, "rope_parameters": None},
-    "qwen3_moe": {
-        "model_type": "qwen3_moe",
-        "head_dim": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 192,
-        **_COMMON,
-    },
-    "deepseek_v3": {
-        "model_type": "deepseek_v3",
-        **_COMMON,
-        "num_key_value_heads": 8,
-        "q_lora_rank": 96,
-        "kv_lora_rank": 64,
-        "qk_nope_head_dim": 32,
-        "qk_rope_head_dim": 16,
-        "v_head_dim": 32,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 128,
-        "first_k_dense_replace": 0,
-        "n_group": 1,
-        "topk_group": 1,
-        "n_shared_experts": 1,
-    },
+    name: {**config, "n_layer" if "n_layer" in config else "num_hidden_layers": 2} for name, config in _FOUND.items()
 }
+CONFIGS["deepseek_v3"]["first_k_dense_replace"] = 0
 
 
 def build(config: dict[str, Any], attention: str, dtype: torch.dtype) -> nn.Module:

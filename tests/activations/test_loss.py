@@ -6,14 +6,12 @@ The hidden size is small beside the vocabulary, so that the gradients of head an
 which is allowed for.
 """
 
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  its usual name
-from torch.profiler import ProfilerActivity, profile
+from allocator import allocator_peak
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from memcore.activations.loss import loss_bytes
@@ -78,22 +76,6 @@ class Head:
         del chunks
 
 
-def peak_bytes(run: Callable[[], None], reset: Callable[[], None]) -> int:
-    """The most that the CPU allocator holds at once during a second run."""
-    run()
-    reset()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-            run()
-    held = most = 0
-    for event in recorded.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
-
-
 def per_logit(**workload: Any) -> float:
     """The closed form's bytes per logit, in BF16, without what does not grow with the vocabulary."""
     work = Workload(micro_batch=1, seq_len=TOKENS, **workload)
@@ -117,7 +99,7 @@ SLACK = 2 * HIDDEN / TOKENS + 0.1
 def test_bytes_per_logit_as_measured(run: str, form: float):
     """torch 2.13, transformers 5.24: what the closed form and its docstring state."""
     head = Head()
-    found = peak_bytes(getattr(head, run), head.reset) / LOGITS
+    found = allocator_peak(getattr(head, run), head.reset) / LOGITS
     assert form <= found + 0.01
     assert found <= form + SLACK
 

@@ -11,8 +11,6 @@ Run: pytest tests/activations/test_reported_failures.py (skipped without the sha
   states would have fit. Not reproduced: the verdict, "uncertain" for the same reason as the first.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,9 +40,8 @@ STARCODER = {
 
 
 @pytest.fixture(scope="module")
-def reports(shared: Path) -> dict[str, dict[str, Any]]:
-    cases = json.loads((shared / "public_cases.json").read_text(encoding="utf-8"))
-    return {case["id"]: case for case in cases if case["kind"] == "report"}
+def reports(public_cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: case for name, case in public_cases.items() if case["kind"] == "report"}
 
 
 def gib(budget: Budget) -> dict[str, float]:

@@ -3,19 +3,17 @@
 Run: pytest tests/activations/test_terms.py.
 """
 
-import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import published_inventory, published_scenario
 
 from memcore.activations import Kept, LayerForm, model_activations
 from memcore.budget import Budget, Evidence, Missing, predict
-from memcore.counting import count_config
-from memcore.models import catalogue, load_inventory
+from memcore.models import catalogue
 from memcore.scenario import parse_scenario
 from memcore.terms import Phase
 
@@ -190,34 +188,16 @@ def test_rounding_is_of_whole_layers():
 
 
 @pytest.fixture(scope="module")
-def runs(shared: Path) -> dict[str, dict[str, Any]]:
-    path = shared / "measured" / "runs.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    return {run["id"]: run for run in json.loads(path.read_text(encoding="utf-8"))["runs"]}
+def runs(measured_runs: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = measured_runs["runs"]
+    return found
 
 
 def predicted(run: dict[str, Any], recipe: dict[str, Any], loss: str) -> Budget:
     """The run's own config, recipe and workload; its loss is one of ours."""
-    work = run["workload"]
-    scenario = parse_scenario(
-        {
-            "model": {"config": run["model"]["config"]},
-            "hardware": {"gpu": "A100-80GB"},
-            "recipe": {"convention": "pure_bf16", "optimizer": {"implementation": "foreach"}, **recipe},
-            "workload": {
-                "micro_batch": work["micro_batch"],
-                "seq_len": work["seq_len"],
-                "attention": work["attention"],
-                "checkpointing": "full",
-                "loss": loss,
-                "logits_retained": work["logits_retained"],
-            },
-        }
-    )
-    inventory = load_inventory(count_config({"config": run["model"]["config"]})["inventory"])
+    inventory = published_inventory(run)
     assert inventory.n_params == run["model"]["n_params"]
-    return predict(scenario, Evidence(inventory=inventory))
+    return predict(published_scenario(run, recipe, loss=loss), Evidence(inventory=inventory))
 
 
 @pytest.mark.parametrize(

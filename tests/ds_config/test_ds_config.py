@@ -8,7 +8,6 @@ import copy
 import json
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,9 +146,8 @@ class TestAgainstTheLibrary:
 
 
 @pytest.fixture(scope="module")
-def cases(shared: Path) -> dict[str, dict[str, Any]]:
-    found = json.loads((shared / "public_cases.json").read_text(encoding="utf-8"))
-    return {case["id"]: case for case in found if case["kind"] == "ds_config"}
+def cases(public_cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {name: case for name, case in public_cases.items() if case["kind"] == "ds_config"}
 
 
 def test_every_public_case_is_covered(cases: dict[str, dict[str, Any]]):

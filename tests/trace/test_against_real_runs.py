@@ -23,9 +23,9 @@ from typing import Any
 
 import pytest
 import torch
+from allocator import allocator_peak
 from small_models import CONFIGS, KINDS, traced
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -171,16 +171,7 @@ def real_peak(case: Case) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False) if packs else nullcontext(), again:
-            step()
-            model.zero_grad(set_to_none=True)
-            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-                step()
-    held = most = 0
-    for event in recorded.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
+            return allocator_peak(step, lambda: model.zero_grad(set_to_none=True))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -3,16 +3,12 @@
 Run: pytest tests/trace/test_published.py
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
+from published import published_inventory, published_scenario
 
 from memcore.budget import Budget, Evidence, predict
-from memcore.counting import count_config
-from memcore.models import load_inventory
-from memcore.scenario import Scenario, parse_scenario
 from memcore.terms import Category, EvidenceKind, Phase
 from memcore.trace.profile import load_profile
 from memcore.trace.request import trace_request
@@ -22,41 +18,16 @@ RUN = "fms-a_liger-Meta-Llama-3-8B-foak-fast-kernels-full-g1-b4"
 
 
 @pytest.fixture(scope="module")
-def run(shared: Path) -> dict[str, Any]:
-    path = shared / "measured" / "runs.json"
-    if not path.is_file():
-        pytest.skip(f"{path} is not there")
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    (found,) = [run for run in runs if run["id"] == RUN]
-    return dict(found)
-
-
-def scenario_of(run: dict[str, Any], **workload: Any) -> Scenario:
-    work = run["workload"]
-    return parse_scenario(
-        {
-            "model": {"config": run["model"]["config"]},
-            "hardware": {"gpu": "A100-80GB"},
-            "recipe": {"convention": "pure_bf16", "optimizer": {"implementation": "foreach"}},
-            "workload": {
-                "micro_batch": work["micro_batch"],
-                "seq_len": work["seq_len"],
-                "attention": work["attention"],
-                "checkpointing": "full",
-                "loss": "unfused",
-                "logits_retained": work["logits_retained"],
-                **workload,
-            },
-        }
-    )
+def run(measured_runs: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = measured_runs["runs"][RUN]
+    return found
 
 
 def traced_budget(run: dict[str, Any], **workload: Any) -> Budget:
-    scenario = scenario_of(run, **workload)
+    scenario = published_scenario(run, **workload)
     request = trace_request(scenario)
     assert isinstance(request, dict)
-    inventory = load_inventory(count_config({"config": run["model"]["config"]})["inventory"])
-    return predict(scenario, Evidence(inventory=inventory, profile=load_profile(trace_task(request))))
+    return predict(scenario, Evidence(inventory=published_inventory(run), profile=load_profile(trace_task(request))))
 
 
 def test_llama_3_8b_full_bf16_on_an_a100(run: dict[str, Any]):
