@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from memcore.activations import activation_terms, is_used, loss_terms
+from memcore.activations import activation_terms, has_form
 from memcore.engines import ENGINE_TERMS, Inputs
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerator
@@ -20,8 +20,8 @@ from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
 from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline
 from memcore.trace.profile import ActivationProfile, load_profile
-from memcore.trace.request import trace_request
-from memcore.trace.terms import profile_terms
+from memcore.trace.request import WHOLE_TENSORS, trace_request
+from memcore.trace.terms import profile_terms, settle_states
 from memcore.units import GIB, MIB, round_up
 from memcore.zero import Accounting, Communication, HostMemory, account, communication, host_memory
 
@@ -155,9 +155,9 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     states = model_states(scenario, inventory.n_params if inventory else _bare_count(scenario.model), inventory)
     timeline = step_timeline(len(inventory.layers) if inventory else 1)
     inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
-    engine = scenario.parallelism.engine
     layers = _layers(scenario, states, inventory, timeline, evidence.profile)
-    terms = tuple(term for term in (*ENGINE_TERMS[engine](inputs), *layers, *_workspace(device)) if term.largest)
+    found = (*_engine_terms(inputs, evidence.profile), *layers, *_workspace(device))
+    terms = tuple(term for term in found if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
     ladder = _ladder(terms, totals, device)
     return Budget(
@@ -185,15 +185,26 @@ def _layers(
     timeline: Timeline,
     profile: ActivationProfile | None,
 ) -> list[Term]:
-    """Activations and loss: traced where there is a profile, else in closed form. A loss that is computed in
-    chunks or fused is in closed form in both: it is not the model's own code."""
-    if profile is None or inventory is None:
+    """Activations and loss: traced where there is a profile, else in closed form."""
+    if profile is None:
         return activation_terms(scenario, states, inventory, timeline)
-    traced = profile_terms(profile, timeline)
-    if scenario.workload.loss == "unfused":
-        return traced
-    layers = [term for term in traced if term.category is not Category.LOSS]
-    return [*layers, *loss_terms(scenario, states, inventory, timeline)]
+    return profile_terms(profile, timeline)
+
+
+def _engine_terms(inputs: Inputs, profile: ActivationProfile | None) -> list[Term]:
+    """The engine's terms; with a profile, and an optimizer that steps on whole tensors, what it says of them."""
+    parallelism = inputs.scenario.parallelism
+    terms = ENGINE_TERMS[parallelism.engine](inputs)
+    if profile is None or parallelism.engine not in WHOLE_TENSORS:
+        return terms
+    state = next((state for state in inputs.states.of(Category.GRADIENTS) if state.name == "gradients"), None)
+    return settle_states(
+        terms,
+        profile,
+        inputs.timeline,
+        gradient_bytes=None if state is None or inputs.accumulates else state.element_bytes,
+        implementation=inputs.implementation,
+    )
 
 
 def judge(ladder: Ladder, band_percent: int) -> Verdict:
@@ -269,7 +280,7 @@ Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evidence:
     """Fetch what :func:`predict` needs: a config's inventory; and a trace of the model, where `traced` asks for one
-    or no closed form stands for the model's architecture.
+    or no closed form stands for the model's architecture or what the recipe does.
 
     `ask(task, payload)` has a worker do a task and raises UserError where that fails; it is called only for a
     scenario with a config, or to trace.
@@ -283,7 +294,7 @@ def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evide
             quantised_as=counted["quantised_as"],
         )
     inventory = inventory_for(scenario.model, evidence)
-    unknown = inventory is not None and not is_used(inventory.model_class, scenario.workload.attention)
+    unknown = inventory is not None and not has_form(inventory, scenario)
     if not traced and not unknown:
         return evidence
     request = trace_request(scenario)

@@ -180,13 +180,26 @@ def closed_form(budget: Budget) -> Budget:
     return predict(budget.scenario, replace(budget.evidence, profile=None))
 
 
+# Terms that the closed form keeps apart and a trace does not.
+_SAME_AS = {
+    "attention_scores": "saved_activations",
+    "recomputed_scores": "recomputed_activations",
+    "final_norm": "logits_loss",
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhasePair:
-    """A phase's peak traced and in closed form, and how far the closed form is off, in per cent of the trace."""
+    """A phase's peak traced and in closed form, and how far the closed form is off, in per cent of the trace.
+
+    `mostly`: the name of the term that accounts for most of the difference, and its share of it (closed form less
+    trace); None where there is no difference.
+    """
 
     phase: Phase
     traced: int
     closed: int
+    mostly: tuple[str, int] | None
 
     @property
     def difference_percent(self) -> float:
@@ -201,6 +214,21 @@ def beside_closed_form(budget: Budget) -> list[PhasePair]:
         return []
     at = other.phase_peaks()
     return [
-        PhasePair(phase=phase, traced=budget.totals[index], closed=other.totals[at[phase]])
+        PhasePair(
+            phase=phase,
+            traced=budget.totals[index],
+            closed=other.totals[at[phase]],
+            mostly=_mostly(budget, index, other, at[phase]),
+        )
         for phase, index in budget.phase_peaks().items()
     ]
+
+
+def _mostly(traced: Budget, index: int, closed: Budget, closed_index: int) -> tuple[str, int] | None:
+    differences: dict[str, int] = {}
+    for budget, at, sign in ((traced, index, -1), (closed, closed_index, 1)):
+        for term in budget.terms:
+            name = _SAME_AS.get(term.name, term.name)
+            differences[name] = differences.get(name, 0) + sign * term.at(at)
+    largest = max(differences.items(), key=lambda pair: abs(pair[1]))
+    return largest if largest[1] else None

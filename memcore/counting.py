@@ -13,6 +13,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
 from transformers.pytorch_utils import Conv1D
 
 from memcore.configs import check_config, normalise_config
@@ -147,7 +148,19 @@ def inventory_of(model: PreTrainedModel, config: PretrainedConfig) -> Inventory:
         blocks.append(Block(name=block, tensors=tensors, layer=index if stem == main else None))
     head, embedding = _head(model), model.get_input_embeddings()
     tied = head is not None and head.weight is embedding.weight
-    return Inventory(model_class=type(model).__name__, tied=tied, shapes=_shapes(model, text), blocks=tuple(blocks))
+    return Inventory(
+        model_class=type(model).__name__,
+        tied=tied,
+        shapes=_shapes(model, text),
+        blocks=tuple(blocks),
+        fused_experts=_fused_experts(config.model_type),
+    )
+
+
+def _fused_experts(model_type: str) -> str:
+    """By whose names peft knows the model's stacked experts (peft 0.21, utils/transformers_weight_conversion.py)."""
+    pattern = "mixtral" if model_type == "mixtral" else _MODEL_TO_CONVERSION_PATTERN.get(model_type, "")
+    return pattern if pattern in ("mixtral", "qwen2_moe") else ""
 
 
 def _head(model: PreTrainedModel) -> nn.Module | None:

@@ -4,6 +4,7 @@ numbers, in the current language."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memcore.alive import AliveTable
 from memcore.budget import Budget, Missing, Verdict
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
@@ -87,6 +88,7 @@ TERM_LABELS = {
     "recomputed_activations": mark("Recomputed activations"),
     "recomputed_scores": mark("Recomputed attention scores"),
     "layer_temporaries": mark("Temporaries of one layer"),
+    "weight_casts": mark("16-bit copies of weights"),
     "final_norm": mark("Final norm"),
     "logits_loss": mark("Logits and loss"),
     "cublas_workspace": mark("cuBLAS workspace"),
@@ -124,6 +126,7 @@ TERM_REMEDIES = {
     "recomputed_activations": mark("Use shorter segments, or a smaller micro-batch."),
     "recomputed_scores": mark("Use flash attention: it keeps no scores."),
     "layer_temporaries": mark("Lower the micro-batch or the sequence length."),
+    "weight_casts": mark("Keep the weights in 16 bit: autocast copies every one of them."),
     "final_norm": mark("Lower the micro-batch or the sequence length."),
     "logits_loss": mark("Compute the loss in chunks, or fused with the head, so that the logits are never whole."),
     "cublas_workspace": mark("Set CUBLAS_WORKSPACE_CONFIG to a smaller one; it may cost speed."),
@@ -146,6 +149,12 @@ KEPT_LABELS = {
     "adapters": mark("Inputs of the adapters"),
 }
 ATTENTION_LABELS = {"flash": mark("flash"), "memory_efficient": mark("memory-efficient"), "eager": mark("plain")}
+OPERATION_LABELS = {
+    "attention": mark("attention"),
+    "mm": mark("matrix products"),
+    "bmm": mark("batched products"),
+    "grouped_mm": mark("experts' products"),
+}
 LOSS_LABELS = {
     "unfused": mark("unfused, FP32 logits"),
     "chunked": mark("in chunks"),
@@ -206,6 +215,15 @@ def about_trace(profile: ActivationProfile) -> str:
     return about.format(
         traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
     )
+
+
+def alive_rows(table: AliveTable, unit: ByteUnit) -> list[tuple[str, str, str]]:
+    """Module, size, and what it is kept as; what is left out as one row."""
+    rows = [(alive.module, format_bytes(alive.num_bytes, unit), term_label(alive.term)) for alive in table.rows]
+    if table.num_others:
+        others = _("{count} others").format(count=table.num_others)
+        rows.append((others, format_bytes(table.others_bytes, unit), "-"))
+    return rows
 
 
 def headroom(budget: Budget) -> int:

@@ -118,14 +118,37 @@ class Shapes:
     attention_dropout: float = 0.0
 
 
+# What LoRA's targets mean where experts are fused into stacked parameters (peft 0.21, utils/
+# transformers_weight_conversion.py, _MOE_TARGET_MODULE_MAPPING): a projection's name before, and the parameter now.
+_FUSED_TARGETS: Mapping[str, Mapping[str, str]] = {
+    "mixtral": {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
+    "qwen2_moe": {
+        "gate": "gate.weight",
+        "gate_proj": "gate_up_proj",
+        "up_proj": "gate_up_proj",
+        "down_proj": "down_proj",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AdaptedWeight:
+    """A weight that LoRA adapts, with `ranks` times the rank."""
+
+    tensor: Tensor
+    ranks: int = 1
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inventory:
-    """All parameters of a model, in module order, each shared tensor once."""
+    """All parameters of a model, in module order, each shared tensor once. `fused_experts`: by whose names LoRA's
+    targets mean stacked experts, "mixtral" or "qwen2_moe"; empty where they do not."""
 
     model_class: str
     tied: bool
     shapes: Shapes
     blocks: tuple[Block, ...]
+    fused_experts: str = ""
 
     def tensors(self) -> Iterator[Tensor]:
         """Every parameter tensor in module order."""
@@ -165,23 +188,47 @@ class Inventory:
             sums[tensor.role] += tensor.numel
         return {role: count for role, count in sums.items() if count}
 
-    def lora_modules(self, targets: Sequence[str]) -> list[Tensor]:
-        """The linear weights that LoRA's targets name.
+    def lora_modules(self, targets: Sequence[str]) -> list[AdaptedWeight]:
+        """The weights that LoRA's targets name.
 
         ``all-linear`` means every linear weight but the head (peft 0.21, tuners_utils.py,
-        _maybe_include_all_linear_layers). Raises UserError where a target names nothing.
+        _maybe_include_all_linear_layers). Where experts are fused into stacked parameters, names of what they were
+        before mean those (utils/transformers_weight_conversion.py, _convert_peft_config_moe), and ``all-linear`` means
+        them too. Raises UserError where a target names nothing, or half of what is fused.
         """
         linear = [t for t in self.tensors() if t.kind in (TensorKind.LINEAR, TensorKind.CONV1D)]
+        fused = _FUSED_TARGETS.get(self.fused_experts, {})
+        chosen = list(targets)
+        if fused and "all-linear" in targets:
+            chosen = sorted({*targets, *(t.module for t in linear if t.role is not Role.HEAD), *fused} - {"all-linear"})
 
         def named(tensor: Tensor, target: str) -> bool:
             return tensor.role is not Role.HEAD if target == "all-linear" else tensor.module == target
 
-        for target in targets:
+        plain = [target for target in chosen if target not in fused]
+        for target in plain:
             if not any(named(tensor, target) for tensor in linear):
-                names = ", ".join(sorted({tensor.module for tensor in linear})[:12])
+                names = ", ".join(sorted({tensor.module for tensor in linear} | set(fused))[:12])
                 message = _("recipe.lora.targets names {target!r}, which this model does not have; it has {names}.")
                 raise UserError(message.format(target=target[:40], names=names), "recipe.lora.targets")
-        return [tensor for tensor in linear if any(named(tensor, target) for target in targets)]
+        adapted = [AdaptedWeight(tensor) for tensor in linear if any(named(tensor, target) for target in plain)]
+        return [*adapted, *self._adapted_experts({target for target in chosen if target in fused}, fused)]
+
+    def _adapted_experts(self, chosen: set[str], fused: Mapping[str, str]) -> Iterator[AdaptedWeight]:
+        """Stacked experts, and their router, among the targets; what is fused of two has twice the rank."""
+        parts: dict[str, set[str]] = {}
+        for name, parameter in fused.items():
+            parts.setdefault(parameter, set()).add(name)
+        for parameter, names in parts.items():
+            if not names & chosen:
+                continue
+            if not names <= chosen:
+                message = _("recipe.lora.targets names {given}, but this model keeps {all_of_them} as one: name all.")
+                given, together = ", ".join(sorted(names & chosen)), ", ".join(sorted(names))
+                raise UserError(message.format(given=given, all_of_them=together), "recipe.lora.targets")
+            for tensor in self.tensors():
+                if f".{tensor.name}".endswith(f".{parameter}"):
+                    yield AdaptedWeight(tensor, ranks=len(names))
 
 
 def dump_inventory(inventory: Inventory) -> dict[str, Any]:
@@ -198,6 +245,7 @@ def dump_inventory(inventory: Inventory) -> dict[str, Any]:
     return {
         "model_class": inventory.model_class,
         "tied": inventory.tied,
+        "fused_experts": inventory.fused_experts,
         "shapes": {f.name: getattr(inventory.shapes, f.name) for f in fields(Shapes)},
         "kinds": [
             [[t.name, list(t.shape), t.role, t.kind, t.experts_used, t.experts_held] for t in tensors]
@@ -247,6 +295,7 @@ def load_inventory(data: Mapping[str, Any]) -> Inventory:
         tied=data["tied"],
         shapes=Shapes(**data["shapes"]),
         blocks=tuple(blocks),
+        fused_experts=data["fused_experts"],
     )
 
 

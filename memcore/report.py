@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from memcore.alive import alive_by_module
 from memcore.budget import Budget, Ladder
 from memcore.compare import beside_closed_form, closed_form
 from memcore.ds_config import Reading
@@ -280,7 +281,23 @@ def trace_report(budget: Budget) -> dict[str, Any]:
         "peak_bytes": budget.peak_bytes,
         "closed_form_peak_bytes": closed_form(budget).peak_bytes if pairs else None,
         "by_phase": [
-            {"phase": pair.phase.value, "traced_bytes": pair.traced, "closed_form_bytes": pair.closed} for pair in pairs
+            {
+                "phase": pair.phase.value,
+                "traced_bytes": pair.traced,
+                "closed_form_bytes": pair.closed,
+                "mostly_in": pair.mostly and {"term": pair.mostly[0], "bytes": pair.mostly[1]},
+            }
+            for pair in pairs
         ],
+        "alive": _alive_report(budget),
         "budget": budget_report(budget),
     }
+
+
+def _alive_report(budget: Budget) -> dict[str, Any] | None:
+    """What is alive at the fullest moment of forward and backward, by module."""
+    found = alive_by_module(budget, most=10_000)
+    if found is None:
+        return None
+    rows = [{"term": row.term, "module": row.module, "bytes": row.num_bytes} for row in found.rows]
+    return {"moment": found.moment.label, "modules": rows}

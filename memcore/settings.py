@@ -12,6 +12,7 @@ from typing import Any
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.jobs import LaneLimits
+from memcore.units import MIB
 
 PREFIX = "MEMCORE_"
 LIGHT_PREFIX = "MEMCORE_LIGHT_"
@@ -22,13 +23,17 @@ class Settings:
     """A field is set by an environment variable of its name in capitals after ``MEMCORE_``; the light lane's
     limits (:class:`memcore.jobs.LaneLimits`) by theirs after ``MEMCORE_LIGHT_``.
 
-    `hosted`: a shared demo. `hub_lookup`: whether a config may be fetched by its hub id. Sizes are in
-    characters of text.
+    `hosted`: a shared demo. `hub_lookup`: whether a config may be fetched by its hub id. `max_upload_chars`: of a
+    text. `cache_dir`: the folder for traces, of `cache_bytes` together, that later starts find again; empty for none.
+    `warm_catalogue`: whether the catalogue's models are traced while nobody waits for anything else.
     """
 
     hosted: bool = False
     hub_lookup: bool = True
     max_upload_chars: int = 400_000
+    cache_dir: str = "~/.cache/memcore"
+    cache_bytes: int = 200 * MIB
+    warm_catalogue: bool = True
     light_lane: LaneLimits = field(default_factory=LaneLimits)
 
     @property
@@ -51,7 +56,7 @@ def _read(environment: Mapping[str, str], prefix: str, defaults: Settings | Lane
     given: dict[str, Any] = {}
     for each in fields(defaults):
         name, default = prefix + each.name.upper(), getattr(defaults, each.name)
-        if name not in environment or not isinstance(default, bool | int | float):
+        if name not in environment or not isinstance(default, bool | int | float | str):
             continue
         text = environment[name]
         try:

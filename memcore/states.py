@@ -5,6 +5,7 @@ Symbols: Psi parameters, Psi_t trained ones, r LoRA rank. All sizes are bytes ov
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from memcore.engine_options import EngineName
 from memcore.models import Inventory, Role, Tensor, TensorKind
@@ -123,12 +124,13 @@ def model_states(scenario: Scenario, n_params: int, inventory: Inventory | None)
 def lora_tensors(inventory: Inventory, lora: Lora) -> tuple[Tensor, ...]:
     """The adapters' own tensors: A (r x in) and B (out x r) for each targeted weight (arXiv 2106.09685)."""
     adapters = []
-    for weight in inventory.lora_modules(lora.targets):
-        rows, columns = weight.shape if weight.kind is TensorKind.LINEAR else reversed(weight.shape)
-        adapters.append(
-            replace(weight, name=f"{weight.name}.lora_A", shape=(lora.rank, columns), kind=TensorKind.LINEAR)
-        )
-        adapters.append(replace(weight, name=f"{weight.name}.lora_B", shape=(rows, lora.rank), kind=TensorKind.LINEAR))
+    for adapted in inventory.lora_modules(lora.targets):
+        weight, rank = adapted.tensor, adapted.ranks * lora.rank
+        *experts, rows, columns = weight.shape if weight.kind is not TensorKind.CONV1D else reversed(weight.shape)
+        # Of stacked experts, all adapters lie in two tensors too (peft 0.21, tuners/lora/layer.py, ParamWrapper).
+        rank *= prod(experts)
+        adapters.append(replace(weight, name=f"{weight.name}.lora_A", shape=(rank, columns), kind=TensorKind.LINEAR))
+        adapters.append(replace(weight, name=f"{weight.name}.lora_B", shape=(rows, rank), kind=TensorKind.LINEAR))
     return tuple(adapters)
 
 

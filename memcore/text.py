@@ -1,9 +1,10 @@
 """Reports as text for a terminal, at most 100 columns wide."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from memcore.alive import alive_by_module
 from memcore.budget import Budget
 from memcore.columns import table, wrap
 from memcore.compare import beside_closed_form
@@ -13,6 +14,7 @@ from memcore.explain import (
     NO_CLOSED_FORM,
     PHASE_LABELS,
     about_trace,
+    alive_rows,
     assumptions,
     explain_term,
     term_label,
@@ -308,15 +310,24 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
             format_bytes(pair.traced, unit),
             format_bytes(pair.closed, unit),
             format_percent(pair.difference_percent),
+            term_label(pair.mostly[0]) if pair.mostly else "-",
         )
         for pair in beside_closed_form(budget)
     ]
-    header = (_("Phase"), _("traced"), _("closed form"), _("difference"))
-    beside = table([header, *rows], "<>>>") if rows else "\n".join(wrap(_(NO_CLOSED_FORM)))
+    header = (_("Phase"), _("traced"), _("closed form"), _("difference"), _("mostly in"))
+    beside = table([header, *rows], "<>>><") if rows else "\n".join(wrap(_(NO_CLOSED_FORM)))
     alive = [(_("At the peak"), "", "")]
     alive += [
         (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))
         for term, share in budget.at_peak()
     ]
     parts = ["\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(wrap(about_trace(profile))), *profile.notes]
-    return "\n\n".join([*parts, beside, table(alive, "<><")])
+    return "\n\n".join([*parts, beside, table(alive, "<><"), *_modules_text(budget, unit)])
+
+
+def _modules_text(budget: Budget, unit: ByteUnit) -> Iterator[str]:
+    """What each module has alive at the fullest moment of forward and backward."""
+    found = alive_by_module(budget)
+    if found is not None:
+        title = _("Alive at {moment}, by module").format(moment=found.moment.label)
+        yield table([(title, "", ""), *alive_rows(found, unit)], "<><")

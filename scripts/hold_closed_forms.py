@@ -23,8 +23,8 @@ from memcore.errors import UserError
 from memcore.models import Inventory, catalogue, load_inventory
 from memcore.scenario import Scenario, decode_json, parse_scenario
 from memcore.states import model_states
-from memcore.trace.request import trace_request
-from memcore.trace.tracer import Request, trace
+from memcore.trace.request import read_request, trace_request
+from memcore.trace.tracer import trace
 
 TARGET = Path(__file__).parent.parent / "memcore" / "data" / "closed_forms.json"
 ATTENTIONS = ("flash", "memory_efficient", "eager")
@@ -84,12 +84,12 @@ def deviation(scenario: Scenario, inventory: Inventory) -> float | None:
         return None
     tokens, seq_len = scenario.workload.micro_batch * scenario.workload.seq_len, scenario.workload.seq_len
     try:
-        profile = trace(Request(**request))
+        profile = trace(read_request(request))
     except UserError:
         return None
     if profile.attention != scenario.workload.attention:
         return None
-    return sum(form.total(tokens, seq_len) for form in forms) / profile.forward[-1]["saved"] - 1
+    return sum(form.total(tokens, seq_len) for form in forms) / profile.of("saved")[profile.num_layers - 1] - 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
 """Settings that all tests share. Run everything with: pytest (from the repository's root)."""
 
 import json
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Servers and workers that tests start neither keep traces where the user's own are nor trace the whole catalogue.
+_KEPT = tempfile.TemporaryDirectory(prefix="memcore-tests-")
+os.environ["MEMCORE_CACHE_DIR"] = _KEPT.name
+os.environ["MEMCORE_WARM_CATALOGUE"] = "0"
 
 # The same examples on every run: a failure in CI is then a failure here. No deadline, since a shared machine
 # may stall for seconds.

@@ -3,7 +3,8 @@
 from typing import Any
 
 from memcore.trace.profile import ActivationProfile
-from memcore.trace.tracer import Request, trace
+from memcore.trace.request import Request
+from memcore.trace.tracer import trace
 
 COMMON: dict[str, Any] = {
     "hidden_size": 256,

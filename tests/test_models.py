@@ -330,6 +330,13 @@ def peft_adapters(name: str, targets: str | list[str], rank: int) -> list[tuple[
         ("google/gemma-2-2b", "all-linear", 4, None),
         ("microsoft/Phi-3-mini-4k-instruct", ["qkv_proj", "o_proj"], 32, None),
         ("microsoft/phi-1_5", ["dense", "fc1"], 8, None),
+        # Stacked experts: gate and up projection as one of twice the rank, the router too.
+        ("mistralai/Mixtral-8x7B-v0.1", "all-linear", 8, None),
+        ("mistralai/Mixtral-8x7B-v0.1", ["q_proj", "w1", "w2", "w3"], 8, None),
+        ("Qwen/Qwen3-30B-A3B", "all-linear", 8, None),
+        ("Qwen/Qwen3-30B-A3B", ["gate_proj", "up_proj"], 16, None),
+        ("deepseek-ai/DeepSeek-V3", "all-linear", 8, None),
+        ("openai/gpt-oss-20b", "all-linear", 8, None),
     ],
 )
 def test_lora_adapters_are_those_that_peft_builds(
@@ -340,6 +347,14 @@ def test_lora_adapters_are_those_that_peft_builds(
     assert sorted(tensor.shape for tensor in ours) == sorted(theirs)
     if by_hand is not None:
         assert sum(tensor.numel for tensor in ours) == by_hand
+
+
+def test_half_of_what_is_fused_cannot_be_adapted():
+    """peft refuses it too."""
+    with pytest.raises(ValueError, match="w3"):
+        peft_adapters("mistralai/Mixtral-8x7B-v0.1", ["q_proj", "w1"], 8)
+    with pytest.raises(UserError, match="w1, w3"):
+        lora_tensors(stored("mistralai/Mixtral-8x7B-v0.1"), Lora(rank=8, targets=("q_proj", "w1")))
 
 
 def test_lora_targets_that_name_nothing_are_refused():

@@ -40,7 +40,7 @@ def loss_bytes(
         numbers = f"{width + 4} × {tokens:,} × {vocab:,} + {passing} × {chunk:,} × {vocab:,}"
         symbols = rf"(w + 4)\,T\,V + {passing}\,\lceil T / {NUM_LOSS_CHUNKS} \rceil\,V"
         return total, Formula(symbols=symbols, numbers=numbers), _CHUNKED_SOURCE
-    chunk = _fused_chunk(tokens, vocab, hidden)
+    chunk = fused_chunk(tokens, vocab, hidden)
     total = width * (chunk * vocab + tokens * hidden)
     symbols, numbers = r"w\,(T_c\,V + T\,h)", f"{width} × ({chunk:,} × {vocab:,} + {tokens:,} × {hidden:,})"
     if trains_head:
@@ -49,7 +49,7 @@ def loss_bytes(
     return total, Formula(symbols=symbols, numbers=numbers), _FUSED_SOURCE
 
 
-def _fused_chunk(tokens: int, vocab: int, hidden: int) -> int:
+def fused_chunk(tokens: int, vocab: int, hidden: int) -> int:
     """Tokens of one chunk: the next power of two of T / ceil(V / h)."""
     each = ceil_div(tokens, ceil_div(vocab, hidden))
     return min(1 << (each - 1).bit_length(), tokens)

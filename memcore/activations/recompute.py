@@ -7,16 +7,21 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.units import ceil_div
 
+# Groups of operations whose results selective checkpointing can keep, by the names that save(...) takes.
+SAVED_OPERATIONS = ("attention", "mm", "bmm", "grouped_mm")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpointing:
     """Which layers are recomputed: layers of one `group` are run again together, from its first layer's input.
 
-    `groups[i]` is the first layer of layer i's group, or None where layer i keeps everything.
+    `groups[i]` is the first layer of layer i's group, or None where layer i keeps everything. `saved_operations`:
+    the groups of operations whose results a recomputed layer keeps all the same.
     """
 
     groups: tuple[int | None, ...]
     attention_only: bool = False
+    saved_operations: tuple[str, ...] = ()
 
 
 def checkpointing(kind: str, num_layers: int) -> Checkpointing:
@@ -24,8 +29,10 @@ def checkpointing(kind: str, num_layers: int) -> Checkpointing:
 
     Raises UserError where it names more layers than there are.
     """
-    name, _bracket, rest = kind.partition("(")
-    k = int(rest.rstrip(")") or 1)
+    name, _bracket, rest = kind.rstrip(")").partition("(")
+    if name == "save":
+        return Checkpointing(groups=tuple(range(num_layers)), saved_operations=tuple(rest.split(",")))
+    k = int(rest or 1)
     if k > num_layers:
         message = _("workload.checkpointing is {kind}, but the model has {layers} layers.")
         raise UserError(message.format(kind=kind, layers=num_layers), "workload.checkpointing")

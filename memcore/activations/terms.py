@@ -7,7 +7,7 @@ from memcore.activations.held import is_used
 from memcore.activations.layer import LayerForm, Traits, layer_form, norm_bytes
 from memcore.activations.loss import loss_bytes, product_formula
 from memcore.activations.recompute import Checkpointing, checkpointing
-from memcore.models import Inventory, Tensor
+from memcore.models import AdaptedWeight, Inventory, Role, Tensor
 from memcore.scenario import Lora, Method, Scenario
 from memcore.states import ModelStates
 from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, in_phases
@@ -48,7 +48,7 @@ def model_activations(scenario: Scenario, states: ModelStates, inventory: Invent
     """The closed form for a scenario; None without shapes, where a layer is not of a known make, and for an
     architecture whose closed form has not been held against its trace."""
     work = scenario.workload
-    if inventory is None or not is_used(inventory.model_class, work.attention):
+    if inventory is None or not has_form(inventory, scenario):
         return None
     forms = layer_forms(scenario, states, inventory)
     if forms is None:
@@ -59,6 +59,24 @@ def model_activations(scenario: Scenario, states: ModelStates, inventory: Invent
         tokens=work.micro_batch * work.seq_len,
         seq_len=work.seq_len,
     )
+
+
+def has_form(inventory: Inventory, scenario: Scenario) -> bool:
+    """Whether the closed form stands for the model's architecture, and for what the scenario asks for: what a layer
+    keeps where some operations' results are saved, where adapters have dropout or are on experts, is left to the
+    trace."""
+    work, lora = scenario.workload, scenario.recipe.lora
+    by_operation = work.checkpointing.startswith("save(")
+    dropped = lora is not None and lora.dropout > 0
+    experts = inventory.fused_experts and any(
+        adapted.tensor.role is Role.EXPERTS for adapted in _adapted(scenario, inventory)
+    )
+    return is_used(inventory.model_class, work.attention) and not (by_operation or dropped or experts)
+
+
+def _adapted(scenario: Scenario, inventory: Inventory) -> list[AdaptedWeight]:
+    recipe = scenario.recipe
+    return [] if recipe.method is Method.FULL else inventory.lora_modules((recipe.lora or Lora()).targets)
 
 
 def layer_forms(scenario: Scenario, states: ModelStates, inventory: Inventory) -> tuple[LayerForm, ...] | None:

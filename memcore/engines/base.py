@@ -1,7 +1,8 @@
 """What every engine is given, and the terms that several of them share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.models import Inventory
@@ -128,19 +129,20 @@ def growing_gradients(
     )
 
 
-def step_temporary(inputs: Inputs, values: int, state_bytes: int, largest: int) -> list[Term]:
+def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequence[int]) -> list[Term]:
     """What torch's Adam and AdamW make for a moment, in the states' dtype, by implementation.
 
-    foreach: the square root of all variances at once. for_loop: two of it (the root, and the quotient), one
-    tensor after the other. fused: nothing. `values` trained values per rank, `largest` of one tensor of
-    theirs. Measured with torch 2.13: 4.0, 8.0 and 0 bytes per FP32 value.
+    foreach: the square root of all variances at once. for_loop: two of a tensor's variance (the root, and the
+    quotient), beside the quotient of the tensor before it, which its name still holds. fused: nothing. `values`
+    trained values per rank, `in_a_row` those of each tensor in order. Measured with torch 2.13: 4.0 and 0 bytes per
+    FP32 value; for_loop 8.0 per value of one tensor, 12.0 where two of a size follow one another.
     """
     if inputs.scenario.recipe.optimizer.name not in ("adam", "adamw"):
         return []
     size, name, function = {
         "foreach": (values, "foreach_temporary", "_multi_tensor_adam: torch._foreach_sqrt"),
         "for_loop": (
-            2 * largest,
+            max(2 * each + before for before, each in pairwise((0, *in_a_row))),
             "for_loop_temporary",
             "_single_tensor_adam: exp_avg_sq.sqrt() / bias_correction2_sqrt",
         ),
@@ -158,9 +160,9 @@ def step_temporary(inputs: Inputs, values: int, state_bytes: int, largest: int) 
     ]
 
 
-def largest_slice(inputs: Inputs, ranks: int = 1) -> int:
-    """Values of the largest trained tensor on one of `ranks` ranks; all of them where the tensors are not known."""
+def slices_in_a_row(inputs: Inputs, ranks: int = 1) -> tuple[int, ...]:
+    """Values of each trained tensor on one of `ranks` ranks, in order; all as one where the tensors are not known."""
     inventory, states = inputs.inventory, inputs.states
     if inventory is None or states.trained != inventory.n_params:
-        return ceil_div(states.trained, ranks)
-    return ceil_div(inventory.largest_tensor[1].numel, ranks)
+        return (ceil_div(states.trained, ranks),)
+    return tuple(ceil_div(tensor.numel, ranks) for tensor in inventory.tensors())

@@ -8,7 +8,7 @@ of the largest unit (a decoder layer), R those of the root (embedding, final nor
 from collections.abc import Callable
 from dataclasses import replace
 
-from memcore.engines.base import Inputs, growing_gradients, largest_slice, resident, step_temporary
+from memcore.engines.base import Inputs, growing_gradients, resident, slices_in_a_row, step_temporary
 from memcore.models import Inventory
 from memcore.scenario import Fsdp2Config
 from memcore.states import State
@@ -27,7 +27,7 @@ def terms(inputs: Inputs) -> list[Term]:
     kept = [resident(inputs, state) for state in states.of(Category.WEIGHTS, Category.OPTIMIZER)]
     gradients = [_gradient_slices(inputs, state) for state in states.of(Category.GRADIENTS)]
     state_bytes = states.trained_as.state_dtype.size
-    step = step_temporary(inputs, ceil_div(states.trained, ranks), state_bytes, largest_slice(inputs, ranks))
+    step = step_temporary(inputs, ceil_div(states.trained, ranks), state_bytes, slices_in_a_row(inputs, ranks))
     return [*kept, *gradients, *step, *_gathered(inputs)]
 
 

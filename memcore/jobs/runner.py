@@ -26,6 +26,8 @@ from memcore.jobs.process import POLL_S, StoppedError, Worker
 from memcore.jobs.results import JobResult, JobStatus, LaneLimits, Outcome
 from memcore.units import GIB
 
+# Idle work that is remembered; what was prepared last comes first.
+IDLE_QUEUE = 256
 # How long `close` waits for each worker to be gone.
 _CLOSE_S = 5.0
 
@@ -54,6 +56,7 @@ class LightLane:
         self._changed = threading.Condition()  # guards everything below
         self._threads: list[threading.Thread] = []  # one per worker process, up to the pool's size
         self._waiting: deque[_Flight] = deque()
+        self._idle_work: deque[_Flight] = deque()  # for when nobody waits
         self._flights: dict[str, _Flight] = {}  # waiting or running, by key: whom a new caller can join
         self._num_running = 0
         self._kept = KeptOutcomes(self._limits.cache_entries, self._limits.cache_bytes)
@@ -103,6 +106,24 @@ class LightLane:
         """
         request = _encode(imports=list(imports), language=language())
         self._take(request, self._limits.timeout_s, detached=True)
+
+    def prepare(self, jobs: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Have tasks done, in order, when nobody waits for anything else: for what they leave in the worker, since
+        their answers are not given. Ahead of what was prepared before. Returns at once."""
+        flights = []
+        for task, payload in jobs:
+            request = _encode(task=task, payload=payload, language=language())
+            flight = _Flight(hashlib.sha256(request).hexdigest(), request, detached=True)
+            flight.timeout_s = self._limits.timeout_s
+            flights.append(flight)
+        with self._changed:
+            if self._closed:
+                return
+            self._idle_work.extendleft(reversed(flights))
+            while len(self._idle_work) > IDLE_QUEUE:
+                self._idle_work.pop()
+            self._have_a_thread()
+            self._changed.notify()
 
     def close(self) -> None:
         """End all workers. What waits or runs is cancelled, and so is every later job."""
@@ -226,11 +247,11 @@ class LightLane:
     def _next_flight(self) -> "_Flight | None":
         """Wait for a flight to run; None when the lane closes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting)
+            self._changed.wait_for(lambda: self._closed or self._waiting or self._idle_work)
             if self._closed:
                 return None
             self._num_running += 1
-            return self._waiting.popleft()
+            return self._waiting.popleft() if self._waiting else self._idle_work.popleft()
 
     def _fly(self, flight: "_Flight", worker: Worker) -> "Outcome":
         """Run a flight's job in a worker."""

@@ -15,7 +15,8 @@ Task = Callable[[dict[str, Any]], dict[str, Any]]
 TASKS: Mapping[str, str] = {
     "count_config": "memcore.counting:count_config",
     "fetch_config": "memcore.hub:fetch_config",
-    "trace": "memcore.trace.tracer:trace_task",
+    "trace": "memcore.trace.task:trace_task",
+    "trace_sizes": "memcore.trace.task:sizes_task",
 }
 
 

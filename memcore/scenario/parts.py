@@ -25,7 +25,12 @@ from memcore.scenario.fields import (
 )
 from memcore.units import MAX_PARAMS
 
-_CHECKPOINTING = re.compile(r"none|full|attention|(segments|every_nth|first)\([1-9][0-9]{0,3}\)")
+_SAVED = "attention|mm|bmm|grouped_mm"
+_CHECKPOINTING = re.compile(
+    rf"none|full|attention|(segments|every_nth|first)\([1-9][0-9]{{0,3}}\)|save\(({_SAVED})(,({_SAVED}))*\)"
+)
+# Kinds for which reentrant means nothing: no layer is recomputed as a whole.
+_NEVER_REENTRANT = ("none", "attention", "save")
 
 
 class Method(StrEnum):
@@ -135,11 +140,13 @@ class Optimizer(Part):
 
 
 class Lora(Part):
-    """Adapters of `rank` on the linear modules named by `targets` ("all-linear": all but the head)."""
+    """Adapters of `rank` on the linear modules named by `targets` ("all-linear": all but the head), their input
+    dropped out at the rate `dropout`."""
 
     rank: Annotated[Whole, Field(ge=1, le=65536)] = 16
     targets: tuple[Annotated[str, Field(min_length=1, max_length=80)], ...] = ("all-linear",)
     adapter_dtype: DType = DType.FP32
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
 
     @model_validator(mode="after")
     def _some_target(self) -> Self:
@@ -176,8 +183,9 @@ class Workload(Part):
     """What one step processes. `micro_batch` sequences of `seq_len` tokens per GPU and micro-step.
 
     `checkpointing`: none, full (every layer), segments(k) (groups of k layers, one kept input each),
-    every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only). `logits_retained`: the
-    loop keeps the model's output, logits included, until the backward is done.
+    every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only), save(...) (every layer, but
+    for the results of the operations named: attention, mm, bmm, grouped_mm). `reentrant`: torch's reentrant
+    checkpoint. `logits_retained`: the loop keeps the model's output, logits included, until the backward is done.
     """
 
     micro_batch: Tokens = 1
@@ -185,6 +193,7 @@ class Workload(Part):
     grad_accum: Tokens = 1
     attention: Literal["flash", "eager", "memory_efficient"] = "flash"
     checkpointing: str = "none"
+    reentrant: bool = False
     loss: Literal["unfused", "chunked", "fused"] = "unfused"
     logits_retained: bool = False
 
@@ -193,7 +202,10 @@ class Workload(Part):
         if not _CHECKPOINTING.fullmatch(self.checkpointing):
             message = _(
                 "{field} is {value!r}; allowed are none, full, attention, segments(k), every_nth(n) and first(n) "
-                "with a whole number above 0."
+                "with a whole number above 0, and save(...) with some of attention, mm, bmm and grouped_mm."
             )
             raise refuse("workload.checkpointing", message, value=self.checkpointing[:40])
+        if self.reentrant and self.checkpointing.partition("(")[0] in _NEVER_REENTRANT:
+            message = _("{field} is set, which does nothing when workload.checkpointing is {kind}.")
+            raise refuse("workload.reentrant", message, kind=self.checkpointing)
         return self

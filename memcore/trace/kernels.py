@@ -17,6 +17,8 @@ from transformers.modeling_utils import AttentionInterface
 from memcore.units import round_up
 
 # transformers decides by these names what a model supports: "sdpa" must be in them, "flash" must not.
+# The tokens that CUDA's flash backward works on at once.
+FLASH_BLOCK = 128
 FLASH, MEMORY_EFFICIENT = "memcore_sdpa", "memcore_sdpa_repeated"
 _FLASH_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default  # noqa: SLF001
 
@@ -126,32 +128,41 @@ def cuda_dropout() -> Iterator[None]:
         yield
 
 
-def cuda_hidden(func: Any, args: tuple[Any, ...]) -> int:
-    """Bytes that the flash backward takes for a moment beside its results.
+def cuda_hidden(func: Any, args: tuple[Any, ...]) -> list[tuple[int, bool]]:
+    """Bytes that the flash backward takes for a moment beside its results, and whether they follow the sequence
+    length rounded up to the kernel's block of `FLASH_BLOCK` tokens.
 
     An FP32 accumulator for dq, rounded to blocks of 128 tokens, and the row sums of dout times out; with
     grouped keys, dk and dv for every query head. Source: torch 2.13, aten/src/ATen/native/transformers/cuda/
     flash_attn/flash_api.cpp, mha_bwd: dq_accum, softmax_d, dk_expanded, dv_expanded.
     """
     if func is not _FLASH_BACKWARD:
-        return 0
+        return []
     _grad, query, key, value = args[:4]
     batch, heads, tokens, size = query.shape
-    rounded = round_up(tokens, 128)
+    rounded = round_up(tokens, FLASH_BLOCK)
     head_size = round_up(size, 32 if size <= 128 else 64)
     accumulator = 4 * batch * rounded * heads * head_size
     sums = 4 * batch * heads * rounded
-    expanded = 0
+    found = [(accumulator + sums, True)]
     if key.shape[1] != heads:
-        expanded = query.element_size() * batch * key.shape[2] * heads * (size + value.shape[3])
-    return int(accumulator + sums + expanded)
+        found.append((query.element_size() * batch * key.shape[2] * heads * (size + value.shape[3]), False))
+    return found
 
 
-def no_hidden(_func: Any, _args: tuple[Any, ...]) -> int:
-    """Nothing, for the CPU's kernels.
+def cpu_hidden(func: Any, args: tuple[Any, ...]) -> list[tuple[int, bool]]:
+    """Bytes of the copies that the CPU makes of a pointwise operation's operands where their dtypes differ.
 
-    Measured with torch 2.13: its flash forward takes a buffer per thread (0.3 MB at 512 tokens), its 16-bit
-    backward dq in FP32, oneDNN's 16-bit products packed copies, as the processor's instructions ask. Those come
-    and go inside one call, and the real runs of tests/trace show where one of them is at a step's peak.
+    Source: torch 2.13, aten/src/ATen/TensorIterator.cpp, compute_types; CUDA's kernels convert as they read. What
+    comes and goes inside one call is left out (measured with torch 2.13: the flash forward takes a buffer per thread,
+    0.3 MB at 512 tokens, oneDNN's 16-bit products packed copies, as the processor's instructions ask): the real runs
+    of tests/trace show where one of them is at a step's peak.
     """
-    return 0
+    if torch.Tag.pointwise not in func.tags:
+        return []
+    floats = [arg for arg in args if isinstance(arg, torch.Tensor) and arg.is_floating_point()]
+    if len(floats) < 2 or len({tensor.dtype for tensor in floats}) == 1:
+        return []
+    common = torch.result_type(floats[0], floats[1])
+    copied = sum(tensor.numel() for tensor in floats if tensor.dtype != common)
+    return [(copied * common.itemsize, False)]

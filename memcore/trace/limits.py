@@ -1,13 +1,5 @@
-"""What a trace refuses before it starts, and what it says of long sequences.
+"""What a trace refuses before it starts, and what it says of long sequences."""
 
-Worker processes only: imports torch and transformers.
-"""
-
-from collections.abc import Iterator
-
-from torch import nn
-
-from memcore.counting import SHAPE_NAMES, is_vision, setting
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 
@@ -26,31 +18,15 @@ def check_sizes(micro_batch: int, seq_len: int) -> None:
         raise UserError(message.format(tokens=micro_batch * seq_len, most=MAX_TOKENS_PER_STEP), "workload.seq_len")
 
 
-def positions_note(model: nn.Module, seq_len: int) -> Iterator[str]:
-    """A note where the sequence is longer than what the model was made for.
+def positions_notes(positions: int, has_table: bool, seq_len: int) -> list[str]:
+    """A note where the sequence is longer than the `positions` that the model was made for.
 
-    Raises UserError where it has a table of positions: fake tensors would look beyond its end without a word.
+    Raises UserError where it has a table of them: fake tensors would look beyond its end without a word.
     """
-    config = model.config.get_text_config()  # type: ignore[union-attr,operator]
-    positions = setting(config, SHAPE_NAMES["max_positions"], int)
     if not 0 < positions < seq_len:
-        return
-    if _has_table(model, positions):
+        return []
+    if has_table:
         message = _("The model has a table of {positions:,} positions; a sequence of {tokens:,} tokens cannot run.")
         raise UserError(message.format(positions=positions, tokens=seq_len), "workload.seq_len")
     message = _("The sequence is longer than the {positions:,} positions that the config states.")
-    yield message.format(positions=positions)
-
-
-def _has_table(model: nn.Module, positions: int) -> bool:
-    """Whether the text model looks positions up, in learned embeddings or in a fixed table."""
-    tables = [
-        *((name, module.weight) for name, module in model.named_modules() if isinstance(module, nn.Embedding)),
-        *model.named_buffers(),
-    ]
-    words = ("wpe", "position")
-    return any(
-        any(word in name for word in words) and not is_vision(name) and positions <= table.shape[0] <= positions + 2
-        for name, table in tables
-        if table.dim() == 2
-    )
+    return [message.format(positions=positions)]

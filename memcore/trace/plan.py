@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from memcore.activations.recompute import Checkpointing, checkpointing
 from memcore.counting import is_vision
@@ -22,7 +20,7 @@ class Plan:
     """Which layers run: `units` of consecutive layers, `picked` of them traced, `order[i]` the pick unit i is like.
 
     `recomputed[i]`: whether unit i is run again in the backward. `attention_only`: the attention alone is, in
-    every layer.
+    every layer. `saved_operations`: the groups of operations whose results are kept all the same.
     """
 
     layers: nn.ModuleList
@@ -31,6 +29,7 @@ class Plan:
     picked: tuple[int, ...]
     order: tuple[int, ...]
     attention_only: bool
+    saved_operations: tuple[str, ...]
 
     @property
     def num_layers(self) -> int:
@@ -59,6 +58,7 @@ def make_plan(model: nn.Module, checkpointing_kind: str, *, full_depth: bool) ->
         picked=picked,
         order=picked if full_depth else _order(kinds, picked),
         attention_only=wanted.attention_only,
+        saved_operations=wanted.saved_operations,
     )
 
 
@@ -138,50 +138,11 @@ def _order(kinds: Sequence[Any], picked: Sequence[int]) -> tuple[int, ...]:
     return tuple(places)
 
 
-class Unit(nn.Module):
-    """Layers that are recomputed together, or one that is not, in place of one entry of the model's list.
-
-    `tag` is called with "forward", "backward" and "between" (after the forward) as the step comes to them.
-    """
-
-    def __init__(self, layers: Sequence[nn.Module], recomputed: bool, tag: Callable[[str], None]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self._recomputed = recomputed
-        self._tag = tag
-
-    def __getattr__(self, name: str) -> Any:
-        """What the model asks of a layer itself, such as its kind of attention."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            return getattr(self.layers[0], name)
-
-    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Run the layers, through a checkpoint where they are recomputed."""
-        self._tag("forward")
-        if self._recomputed and torch.is_grad_enabled():
-            result = checkpoint(self._run, hidden, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-        else:
-            result = self._run(hidden, *args, **kwargs)
-        first = result[0] if isinstance(result, tuple) else result
-        # On the node, not the tensor: a tensor's hook would keep the tensor alive.
-        first.grad_fn.register_prehook(lambda _gradients: self._tag("backward"))
-        self._tag("between")
-        return result
-
-    def _run(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        result: Any = hidden
-        for layer in self.layers:
-            result = layer(result[0] if isinstance(result, tuple) else result, *args, **kwargs)
-        return result
-
-
-def thin_out(model: nn.Module, plan: Plan, tagger: Callable[[int], Callable[[str], None]]) -> None:
-    """Leave only the picked units in the model, as `Unit`s with the tag function of their place."""
+def thin_out(model: nn.Module, plan: Plan, wrap: Callable[[int, list[nn.Module], bool], nn.Module]) -> None:
+    """Leave only the picked units in the model: `wrap(place, layers, recomputed)` stands for each of them."""
     chosen = [plan.units[unit] for unit in plan.picked]
     units = [
-        Unit([plan.layers[i] for i in unit], plan.recomputed[index], tagger(place))
+        wrap(place, [plan.layers[i] for i in unit], plan.recomputed[index])
         for place, (index, unit) in enumerate(zip(plan.picked, chosen, strict=True))
     ]
     total = len(plan.layers)

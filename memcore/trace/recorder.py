@@ -4,15 +4,19 @@ Worker processes only: imports torch.
 """
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-Hidden = Callable[[Any, tuple[Any, ...]], int]
+# Bytes that an operation's kernel takes beside its results, and whether they follow the rounded sequence length.
+Hidden = Callable[[Any, tuple[Any, ...]], list[tuple[int, bool]]]
 
 # What autograd does in place on tensors that nobody else holds, but with a new result where a dispatch mode
 # watches: sums of gradients that arrive at one tensor from several sides (torch 2.13, torch/csrc/autograd/
@@ -26,62 +30,108 @@ _IN_PLACE_UNWATCHED = frozenset(
         torch.ops.aten.index_add.default,
     }
 )
+_CAST = torch.ops.aten._to_copy.default  # noqa: SLF001
+_current_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001  torch's only way to ask
+_next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # noqa: SLF001
 
 
 @dataclass(slots=True)
 class Change:
-    """Bytes taken (or given back, where negative) in a segment of the step. `storage` numbers the storage, None for
-    what an operation takes for a moment. `gradient`: as a parameter's gradient. `recomputed`: taken while autograd
-    records, which in a backward is a forward that runs again."""
+    """Bytes taken (or given back, where negative) in a segment of the step, by a module. `storage` numbers the
+    storage, None for what an operation takes for a moment. `gradient`: as a parameter's gradient. `recomputed`: taken
+    while autograd records, which in a backward is a forward that runs again. `cast`: a parameter in another dtype.
+    `rounded`: the bytes follow the rounded sequence length."""
 
     segment: str
     storage: int | None
     num_bytes: int
+    module: str
     gradient: bool = False
     recomputed: bool = False
+    cast: bool = False
+    rounded: bool = False
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(TorchDispatchMode):
     """A dispatch mode that sees each operation's results. A storage counts from its first appearance until
     Python lets go of it, which for fake tensors is when the allocator would.
 
-    `known`: storages that are not counted (weights, buffers and input). `hidden` gives the bytes that an
-    operation's kernel takes for a moment beside its results, which no tensor shows.
+    `known`: storages that are not counted (weights, buffers and input). `hidden`: see there. `paths` names the
+    modules; in a backward the module is the one whose forward made the autograd node that runs.
     """
 
-    def __init__(self, known: list[torch.Tensor], hidden: Hidden) -> None:
+    def __init__(self, known: list[torch.Tensor], hidden: Hidden, paths: Mapping[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._known = {tensor.untyped_storage()._cdata for tensor in known}  # noqa: SLF001  a storage's identity
         self._hidden = hidden
+        self._paths = paths
+        self._running: list[str] = []
+        self._made_by: dict[int, str] = {}
         self._alive: dict[int, int] = {}
         self._next = 0
         self.segment = "before"
+        # The segment that begins with the next operation; what is given back until then belongs to the one before.
+        self.next_segment: str | None = None
         self.changes: list[Change] = []
         self._gradients: set[int] = set()
         # A storage whose successor may be itself, and the change in which the successor was taken.
         self._succeeded: tuple[int, Change] | None = None
         self._same_as: dict[int, int] = {}
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record what is done inside the block."""
+
+        def enter(module: nn.Module, _args: Any) -> None:
+            self._running.append(self._paths.get(id(module), "other"))
+
+        def leave(_module: nn.Module, _args: Any, _result: Any) -> None:
+            self._running.pop()
+
+        # Always: a recomputed forward is left by an exception as soon as it has made all that is wanted.
+        hooks = (register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True))
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operation, then count the storages that are new among its results."""
         self._succeeded = None
+        if self.next_segment is not None:
+            self.segment, self.next_segment = self.next_segment, None
+        module = self._module()
         results = func(*args, **(kwargs or {}))
         momentary = self._hidden(func, args)
-        if momentary:
-            self.changes.append(Change(self.segment, None, momentary))
+        for size, rounded in momentary:
+            self.changes.append(Change(self.segment, None, size, module, rounded=rounded))
         if isinstance(results, torch.Tensor):
-            change = self._see(results)
-            if change is not None and func in _IN_PLACE_UNWATCHED and not torch.is_grad_enabled():
-                self._expect_in_place(args[0], change)
+            change = self._see(results, module)
+            if change is not None:
+                change.cast = func is _CAST and args[0].untyped_storage()._cdata in self._known  # noqa: SLF001
+                if func in _IN_PLACE_UNWATCHED and not torch.is_grad_enabled():
+                    self._expect_in_place(args[0], change)
         else:
             for tensor in tree_leaves(results):
                 if isinstance(tensor, torch.Tensor):
-                    self._see(tensor)
-        if momentary:
-            self.changes.append(Change(self.segment, None, -momentary))
+                    self._see(tensor, module)
+        for size, rounded in momentary:
+            self.changes.append(Change(self.segment, None, -size, module, rounded=rounded))
         return results
 
-    def _see(self, tensor: torch.Tensor) -> Change | None:
+    def _module(self) -> str:
+        """Whose work the operation is."""
+        if self._running:
+            module = self._running[-1]
+            # The newest node, if this operation is the first to be run for it, is its own.
+            self._made_by.setdefault(_next_number() - 1, module)
+            return module
+        node = _current_node()
+        return "loss" if node is None else self._made_by.get(node._sequence_nr(), "other")  # noqa: SLF001
+
+    def _see(self, tensor: torch.Tensor, module: str) -> Change | None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001
         if key in self._alive or key in self._known:
@@ -92,8 +142,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = self._next
         self._next += 1
         self._alive[key] = number
-        weakref.finalize(storage, self._free, key, number, size)
-        self.changes.append(Change(self.segment, number, size, recomputed=torch.is_grad_enabled()))
+        weakref.finalize(storage, self._free, key, number, size, module)
+        self.changes.append(Change(self.segment, number, size, module, recomputed=torch.is_grad_enabled()))
         return self.changes[-1]
 
     def _expect_in_place(self, operand: torch.Tensor, taken: Change) -> None:
@@ -105,7 +155,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if number is not None and whole:
             self._succeeded = (number, taken)
 
-    def _free(self, key: int, number: int, size: int) -> None:
+    def _free(self, key: int, number: int, size: int, module: str) -> None:
         self._alive.pop(key, None)
         if self._succeeded is not None and self._succeeded[0] == number:
             _number, taken = self._succeeded
@@ -115,7 +165,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._succeeded = None
             return
         number = self._same_as.get(number, number)
-        self.changes.append(Change(self.segment, number, -size, gradient=number in self._gradients))
+        self.changes.append(Change(self.segment, number, -size, module, gradient=number in self._gradients))
 
     def is_gradient(self, tensor: torch.Tensor | None) -> None:
         """Mark a parameter's gradient: from here on it is a state, not an activation."""
@@ -126,5 +176,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         number = None if number is None else self._same_as.get(number, number)
         if number is not None and number not in self._gradients:
             self._gradients.add(number)
-            self.changes.append(Change(self.segment, number, -storage.nbytes()))
-            self.changes.append(Change(self.segment, number, storage.nbytes(), gradient=True))
+            size = storage.nbytes()
+            self.changes.append(Change(self.segment, number, -size, ""))
+            self.changes.append(Change(self.segment, number, size, "", gradient=True))

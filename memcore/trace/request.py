@@ -1,35 +1,148 @@
 """From a scenario to what is traced for it, and whether it can be."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
-from memcore.models import catalogue_model
-from memcore.recipes import ConventionName
-from memcore.scenario import Method, Scenario
+from memcore.models import catalogue, catalogue_inventory, catalogue_model
+from memcore.optimizers import OptimizerName
+from memcore.recipes import Convention, ConventionName
+from memcore.scenario import Lora, Method, Quantization, Scenario, Workload, parse_scenario
 from memcore.states import precision_of
+
+# Their optimizers step on the model's own tensors, whole; the others' on slices.
+WHOLE_TENSORS = (EngineName.SINGLE, EngineName.DDP)
+# Their steps run on fake tensors; Adafactor's asks for a tensor's value.
+_STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Adapters:
+    """LoRA of `rank` on the modules that `targets` name, kept in `dtype`, with `dropout` before it; `quantization`:
+    how the weights under it are packed, None where they are not."""
+
+    rank: int
+    targets: tuple[str, ...]
+    dtype: str
+    quantization: str | None = None
+    dropout: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """The optimizer's step: its name, torch's implementation, SGD's momentum, and the dtype of what it updates."""
+
+    name: str
+    implementation: str
+    momentum: bool
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which
+    with `autocast` is not the weights', FP32. `loss` "unfused", "chunked", "fused" or "none" (the decoder alone).
+    `full_depth`: run every layer, to check the replay."""
+
+    config: Mapping[str, Any]
+    micro_batch: int
+    seq_len: int
+    dtype: str
+    attention: str
+    checkpointing: str
+    loss: str
+    reentrant: bool = False
+    logits_retained: bool = False
+    autocast: bool = False
+    adapters: Adapters | None = None
+    step: Step | None = None
+    kernels: str = "cuda"
+    full_depth: bool = False
+
+
+def read_request(payload: Mapping[str, Any]) -> Request:
+    """A request from its data, as it comes to a worker."""
+    given = dict(payload)
+    if given.get("adapters"):
+        targets = tuple(given["adapters"]["targets"])
+        given["adapters"] = Adapters(**{**given["adapters"], "targets": targets})
+    if given.get("step"):
+        given["step"] = Step(**given["step"])
+    return Request(**given)
 
 
 def trace_request(scenario: Scenario) -> dict[str, Any] | str:
-    """The payload of the worker's task "trace", or one sentence that says why this scenario is not traced yet."""
+    """The payload of the worker's task "trace", or one sentence that says why this scenario is not traced."""
     config = _config(scenario)
     if config is None:
         return _("A parameter count has no model to trace.")
+    work, convention = scenario.workload, precision_of(scenario.recipe).convention
+    request = Request(
+        config=dict(config),
+        micro_batch=work.micro_batch,
+        seq_len=work.seq_len,
+        dtype=convention.compute_dtype.value,
+        attention=work.attention,
+        checkpointing=work.checkpointing,
+        reentrant=work.reentrant,
+        loss=work.loss,
+        logits_retained=work.logits_retained,
+        autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST,
+        adapters=_adapters(scenario, convention),
+        step=_step(scenario, convention),
+    )
+    return asdict(request)
+
+
+def catalogue_requests() -> Iterator[dict[str, Any]]:
+    """For each model of the catalogue what is traced for it by default, with a sequence that it can take."""
+    for name, model in catalogue().items():
+        if model.config is not None:
+            inventory = catalogue_inventory(name)
+            longest = inventory.shapes.max_positions if inventory is not None else 0
+            workload = {"seq_len": min(Workload().seq_len, longest or Workload().seq_len)}
+            request = trace_request(parse_scenario({"model": {"name": name}, "workload": workload}))
+            assert isinstance(request, dict), "it has a config"
+            # By an engine that shards: without the optimizer's step.
+            yield {**request, "step": None}
+
+
+def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:
+    recipe = scenario.recipe
+    if recipe.method is Method.FULL:
+        return None
+    lora = recipe.lora or Lora()
+    cast = scenario.parallelism.engine is EngineName.DEEPSPEED
+    quantization = recipe.quantization or Quantization.NF4_DOUBLE_QUANT
+    return Adapters(
+        rank=lora.rank,
+        targets=lora.targets,
+        dtype=(convention.param_dtype if cast else lora.adapter_dtype).value,
+        quantization=quantization.value if recipe.method is Method.QLORA else None,
+        dropout=lora.dropout,
+    )
+
+
+def _step(scenario: Scenario, convention: Convention) -> Step | None:
+    """The optimizer's step where it is one of torch's and acts on the model's own tensors or their master copies."""
+    optimizer = scenario.recipe.optimizer
+    if scenario.parallelism.engine not in WHOLE_TENSORS or optimizer.name not in _STEPPED:
+        return None
+    if optimizer.bits == 8 or optimizer.paged:
+        return None
+    updated = convention.master_dtype or convention.param_dtype
     if scenario.recipe.method is not Method.FULL:
-        return _("Adapters are not traced yet.")
-    if scenario.recipe.convention is ConventionName.AMP_AUTOCAST:
-        return _("Autocast over FP32 weights is not traced yet.")
-    work = scenario.workload
-    return {
-        "config": dict(config),
-        "micro_batch": work.micro_batch,
-        "seq_len": work.seq_len,
-        "dtype": precision_of(scenario.recipe).convention.compute_dtype.value,
-        "attention": work.attention,
-        "checkpointing": work.checkpointing,
-        "loss": "unfused" if work.loss == "unfused" else "none",
-        "logits_retained": work.logits_retained,
-    }
+        updated = (scenario.recipe.lora or Lora()).adapter_dtype
+    elif updated is not convention.state_dtype:
+        return None
+    return Step(
+        name=optimizer.name.value,
+        implementation=optimizer.implementation or ENGINE_OPTIONS[scenario.parallelism.engine].default_implementation,
+        momentum=optimizer.momentum,
+        dtype=updated.value,
+    )
 
 
 def _config(scenario: Scenario) -> Mapping[str, Any] | None:

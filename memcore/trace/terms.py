@@ -1,12 +1,17 @@
 """A trace's profile as terms over the moments of a step, in place of the closed forms."""
 
-from memcore.terms import Category, EvidenceKind, Formula, Term, Timeline, by_layer
-from memcore.trace.profile import CATEGORIES, ActivationProfile
+from collections.abc import Sequence
+from dataclasses import replace
+
+from memcore.terms import Category, EvidenceKind, Formula, Moment, Phase, Term, Timeline, by_layer, during, product
+from memcore.trace.profile import ActivationProfile
+from memcore.trace.tape import CATEGORIES
 
 _NAMES = {
     "saved": ("saved_activations", Category.ACTIVATIONS, r"A_{saved}"),
     "recomputed": ("recomputed_activations", Category.ACTIVATIONS, r"A_{again}"),
     "temporary": ("layer_temporaries", Category.ACTIVATIONS, r"A_{moment}"),
+    "weight_casts": ("weight_casts", Category.ACTIVATIONS, r"W_{cast}"),
     "loss": ("logits_loss", Category.LOSS, r"A_{loss}"),
 }
 
@@ -16,16 +21,74 @@ def profile_terms(profile: ActivationProfile, timeline: Timeline) -> list[Term]:
     return [_term(profile, category, timeline) for category in CATEGORIES]
 
 
+def settle_states(
+    terms: Sequence[Term],
+    profile: ActivationProfile,
+    timeline: Timeline,
+    *,
+    gradient_bytes: int | None,
+    implementation: str,
+) -> list[Term]:
+    """An engine's terms where its optimizer steps on the model's own tensors: gradients as the trace saw them come
+    into being, and what the optimizer's own step makes for a moment.
+
+    `gradient_bytes`: those of one value of a gradient that grows through the backward; where that is None, or not the
+    trace's, gradients are left as they are."""
+    same = gradient_bytes == profile.trained_bytes
+    settled = [_gradients(term, profile, timeline) if same and term.name == "gradients" else term for term in terms]
+    if profile.optimizer_step_bytes is None:
+        return settled
+    name = f"{implementation}_temporary"
+    others = [term for term in settled if term.name != name]
+    return [*others, _transient(name, profile.optimizer_step_bytes, profile, timeline)]
+
+
+def _gradients(term: Term, profile: ActivationProfile, timeline: Timeline) -> Term:
+    """What is alive at a moment's fullest instant with gradients, less the activations of its fullest without."""
+    assert not isinstance(term.bytes_at, int), "gradients grow through the backward"
+    layers = profile.num_layers
+    grown = [most - alive for most, alive in zip(profile.with_gradients, profile.totals, strict=True)]
+    traced = by_layer(timeline, [0] * layers, 0, grown[:layers:-1])
+    at = tuple(
+        traced[index] if moment.phase is Phase.BACKWARD and isinstance(moment.segment, int) else term.bytes_at[index]
+        for index, moment in enumerate(timeline)
+    )
+    return replace(term, bytes_at=at, source=traced_source(profile), evidence=EvidenceKind.TRACE)
+
+
+def _transient(name: str, num_bytes: int, profile: ActivationProfile, timeline: Timeline) -> Term:
+    def at(moment: Moment) -> int:
+        return num_bytes if moment.phase is Phase.OPTIMIZER and moment.segment is None else 0
+
+    return Term(
+        name=name,
+        category=Category.OPTIMIZER,
+        bytes_at=during(timeline, at),
+        formula=Formula(symbols=r"O_{moment}", numbers=product(num_bytes)),
+        source=traced_source(profile),
+        evidence=EvidenceKind.TRACE,
+    )
+
+
+def term_name(category: str) -> str:
+    """The name of the term that a category of storage makes up."""
+    return _NAMES[category][0]
+
+
+def traced_source(profile: ActivationProfile) -> str:
+    """Where a traced figure comes from."""
+    return f"trace of the model's own code on fake tensors, {profile.kernels} kernels ({profile.versions})"
+
+
 def _term(profile: ActivationProfile, category: str, timeline: Timeline) -> Term:
     name, kind, symbols = _NAMES[category]
-    forward = [moment.get(category, 0) for moment in profile.forward]
-    backward = [moment.get(category, 0) for moment in profile.backward]
-    bytes_at = by_layer(timeline, forward, profile.loss.get(category, 0), backward)
+    figures, layers = profile.of(category), profile.num_layers
+    bytes_at = by_layer(timeline, figures[:layers], figures[layers], figures[:layers:-1])
     return Term(
         name=name,
         category=kind,
         bytes_at=bytes_at,
         formula=Formula(symbols=symbols, numbers=f"{max(bytes_at):,}"),
-        source=f"trace of the model's own code on fake tensors, {profile.kernels} kernels ({profile.versions})",
+        source=traced_source(profile),
         evidence=EvidenceKind.TRACE,
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import streamlit as st
 
+from memcore.alive import alive_by_module
 from memcore.budget import Budget, Verdict
 from memcore.compare import PhasePair, beside_closed_form
 from memcore.explain import (
@@ -14,8 +15,10 @@ from memcore.explain import (
     PHASE_LABELS,
     Explanation,
     about_trace,
+    alive_rows,
     assumptions,
     headroom,
+    term_label,
     verdict_sentence,
     warnings,
 )
@@ -125,6 +128,22 @@ def beside_trace(budget: Budget, unit: ByteUnit) -> None:
     else:
         st.markdown(_(NO_CLOSED_FORM))
     st.caption(about_trace(profile))
+    _alive(budget, unit)
+
+
+def _alive(budget: Budget, unit: ByteUnit) -> None:
+    found = alive_by_module(budget)
+    if found is None:
+        return
+    st.subheader(_("Alive at {moment}, by module").format(moment=found.moment.label))
+    text_table(
+        [
+            {_("Module"): module, _("Size"): size, _("Kept as"): kept_as}
+            for module, size, kept_as in alive_rows(found, unit)
+        ],
+        _("What each module has alive at the fullest moment"),
+    )
+    st.caption(_("All layers together, beside weights, gradients and optimizer states."))
 
 
 def _beside(pairs: Sequence[PhasePair], unit: ByteUnit) -> None:
@@ -135,6 +154,7 @@ def _beside(pairs: Sequence[PhasePair], unit: ByteUnit) -> None:
                 _("traced"): format_bytes(pair.traced, unit),
                 _("closed form"): format_bytes(pair.closed, unit),
                 _("difference"): format_percent(pair.difference_percent),
+                _("mostly in"): term_label(pair.mostly[0]) if pair.mostly else "-",
             }
             for pair in pairs
         ],

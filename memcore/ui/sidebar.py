@@ -8,7 +8,7 @@ from streamlit.delta_generator import DeltaGenerator
 from memcore.configs import normalise_config
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.errors import UserError
-from memcore.explain import ATTENTION_LABELS, EVIDENCE_LABELS, LOSS_LABELS, METHOD_LABELS
+from memcore.explain import ATTENTION_LABELS, EVIDENCE_LABELS, LOSS_LABELS, METHOD_LABELS, OPERATION_LABELS
 from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES
 from memcore.i18n import gettext as _
@@ -257,10 +257,16 @@ def _workload() -> None:
         "every_nth": _("every n-th layer"),
         "first": _("the first n layers"),
         "attention": _("attention scores only"),
+        "save": _("by operation: all but what is saved"),
     }
     st.selectbox(_("Checkpointing"), list(kinds), key="w_checkpointing", format_func=kinds.__getitem__)
     if st.session_state["w_checkpointing"] in state.COUNTED_CHECKPOINTING:
         st.number_input(_("Layers (k or n)"), min_value=1, max_value=9999, step=1, key="w_k")
+    if st.session_state["w_checkpointing"] == "save":
+        operations = {name: _(label) for name, label in OPERATION_LABELS.items()}
+        st.multiselect(_("Saved"), list(operations), key="w_saved", format_func=operations.__getitem__)
+    if st.session_state["w_checkpointing"] in state.REENTRANT_CHECKPOINTING:
+        st.checkbox(_("Reentrant"), key="w_reentrant", help=_("torch's older checkpoint: use_reentrant=True."))
     losses = {name: _(label) for name, label in LOSS_LABELS.items()}
     st.selectbox(_("Loss"), list(losses), key="w_loss", format_func=losses.__getitem__)
     st.number_input(

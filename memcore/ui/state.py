@@ -43,6 +43,8 @@ CATALOGUE, COUNT, CONFIG = "catalogue", "count", "config"
 ENGINE_DEFAULT = "default"
 # Kinds of checkpointing that take a number of layers.
 COUNTED_CHECKPOINTING = ("segments", "every_nth", "first")
+# Kinds that recompute whole layers, which torch's reentrant checkpoint can do too.
+REENTRANT_CHECKPOINTING = ("full", *COUNTED_CHECKPOINTING)
 
 _SCENARIO, _NOTICES = "scenario", "notices"
 UNIT, LANGUAGE, EVIDENCE = "w_unit", "w_language", "w_evidence"
@@ -90,14 +92,16 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
 
 
 def _workload_values(workload: Workload) -> dict[str, Any]:
-    kind, _bracket, rest = workload.checkpointing.partition("(")
+    kind, _bracket, rest = workload.checkpointing.rstrip(")").partition("(")
     return {
         "w_micro": workload.micro_batch,
         "w_seq": workload.seq_len,
         "w_accum": workload.grad_accum,
         "w_attention": workload.attention,
         "w_checkpointing": kind,
-        "w_k": int(rest.rstrip(")") or 2),
+        "w_k": int(rest) if kind in COUNTED_CHECKPOINTING else 2,
+        "w_saved": rest.split(",") if kind == "save" else ["attention", "mm"],
+        "w_reentrant": workload.reentrant,
         "w_loss": workload.loss,
     }
 
@@ -168,9 +172,20 @@ def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
         "seq_len": values["w_seq"],
         "grad_accum": values["w_accum"],
         "attention": values["w_attention"],
-        "checkpointing": f"{kind}({values['w_k']})" if kind in COUNTED_CHECKPOINTING else kind,
+        "checkpointing": _checkpointing(values),
+        "reentrant": values["w_reentrant"] and kind in REENTRANT_CHECKPOINTING,
         "loss": values["w_loss"],
     }
+
+
+def _checkpointing(values: Mapping[str, Any]) -> str:
+    kind: str = values["w_checkpointing"]
+    if kind in COUNTED_CHECKPOINTING:
+        return f"{kind}({values['w_k']})"
+    # With nothing saved, every layer is recomputed as a whole.
+    if kind == "save":
+        return f"save({','.join(values['w_saved'])})" if values["w_saved"] else "full"
+    return kind
 
 
 def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 Run: pytest tests/activations/test_held.py (some seconds).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from memcore.errors import UserError
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.scenario import parse_scenario
 from memcore.states import model_states
-from memcore.trace.request import trace_request
-from memcore.trace.tracer import Request, trace, trace_task
+from memcore.trace.request import read_request, trace_request
+from memcore.trace.task import trace_task
+from memcore.trace.tracer import trace
 
 SHAPED = [name for name, model in catalogue().items() if model.config is not None]
 # Attention without a norm's weight, experts on every token, experts in groups of their own: see the table.
@@ -52,11 +54,14 @@ def test_the_table_holds_today(name: str, attention: str):
     request = trace_request(scenario)
     assert forms is not None
     assert isinstance(request, dict)
-    profile = trace(Request(**request))
+    profile = trace(read_request(request))
     assert profile.attention == attention
     stored = deviation(inventory.model_class, attention)
     assert stored is not None
-    assert abs(sum(form.total(512, 512) for form in forms) / profile.forward[-1]["saved"] - 1) < abs(stored) + 1e-4
+    assert (
+        abs(sum(form.total(512, 512) for form in forms) / profile.of("saved")[profile.num_layers - 1] - 1)
+        < abs(stored) + 1e-4
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,14 +90,22 @@ def test_what_lies_far_off_is_traced_without_being_asked(model_type: str):
     assert beside_closed_form(budget) == []
 
 
-def test_where_neither_form_nor_trace_stands_activations_are_missing():
-    config = CONFIG_MAPPING["olmo"]().to_dict()
-    lora = {"method": "lora", "lora": {"targets": ["q_proj"], "rank": 8}}
-    scenario = parse_scenario({"model": {"config": config}, "recipe": lora})
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": {"config": CONFIG_MAPPING["olmo"]().to_dict()}, "recipe": {"method": "lora"}},
+        {"model": {"name": "Qwen/Qwen3-0.6B"}, "workload": {"checkpointing": "save(attention)"}},
+        {"model": {"name": "Qwen/Qwen3-0.6B"}, "recipe": {"method": "lora", "lora": {"dropout": 0.1}}},
+        {"model": {"name": "Qwen/Qwen3-30B-A3B"}, "recipe": {"method": "lora"}, "workload": {"seq_len": 256}},
+    ],
+    ids=["architecture", "saved operations", "dropout of adapters", "adapters on experts"],
+)
+def test_what_no_form_stands_for_is_traced_without_being_asked(asked: dict[str, Any]):
+    scenario = parse_scenario(asked)
     evidence = evidence_for(scenario, ask)
-    assert evidence.profile is None
-    assert evidence.untraced
-    assert Missing.ACTIVATIONS in predict(scenario, evidence).missing
+    assert evidence.profile is not None
+    assert Missing.ACTIVATIONS not in predict(scenario, evidence).missing
+    assert Missing.ACTIVATIONS in predict(scenario, replace(evidence, profile=None)).missing
 
 
 def test_a_trace_that_fails_leaves_the_reason():

@@ -104,10 +104,23 @@ class TestKinds:
             checkpointing(f"{name}(6)", 5)
 
     @pytest.mark.parametrize(
-        "kind", ["segments(0)", "first(0)", "every_nth(-1)", "segments()", "segments(1.5)", "segments", "some", ""]
+        "kind",
+        [
+            "segments(0)",
+            "first(0)",
+            "every_nth(-1)",
+            "segments()",
+            "segments(1.5)",
+            "segments",
+            "some",
+            "",
+            "save()",
+            "save(mm",
+            "save(all)",
+        ],
     )
     def test_what_is_no_kind_is_refused_in_one_sentence(self, kind: str):
-        with pytest.raises(UserError, match=r"^workload\.checkpointing is .*whole number above 0\.$"):
+        with pytest.raises(UserError, match=r"^workload\.checkpointing is .*bmm and grouped_mm\.$"):
             parse_scenario({"model": {"n_params": 1}, "workload": {"checkpointing": kind}})
 
     @given(layers=st.integers(1, 200), k=st.integers(1, 200))

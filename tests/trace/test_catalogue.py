@@ -64,7 +64,8 @@ def test_every_model_traces_or_says_why_not(lane: LightLane):
         profile = load_profile(result.value)
         inventory = catalogue_inventory(name)
         assert inventory is not None
-        assert profile.num_layers == len(inventory.layers) == len(profile.forward) == len(profile.backward)
+        assert profile.num_layers == len(inventory.layers)
+        assert len(profile.totals) == 2 * profile.num_layers + 1
         assert profile.traced_layers <= 4
         # At the least, each layer keeps its input in 16 bit; the most is below a card's memory many times over.
         assert profile.peak() > 2 * 2048 * inventory.shapes.hidden_size * profile.num_layers

@@ -3,6 +3,7 @@
 Run: pytest tests/trace/test_depth.py (a minute and a half).
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,9 @@ from hypothesis import strategies as st
 from small_models import CONFIGS, KINDS, traced
 
 from memcore.trace.profile import ActivationProfile, dump_profile, load_profile
-from memcore.trace.replay import GRADIENTS, TracedStep, TracedUnit, replay
+from memcore.trace.replay import replay
+from memcore.trace.request import Adapters
+from memcore.trace.tape import GRADIENTS, Tape
 
 ARCHITECTURES = (
     "llama", "tied llama", "qwen3", "gpt2, dropout", "gpt_neox", "gemma3_text", "smollm3", "mixtral", "gpt_oss",
@@ -28,19 +31,21 @@ def of_depth(name: str, num_layers: int) -> dict[str, Any]:
     return config
 
 
-def totals(profile: ActivationProfile) -> list[int]:
-    return [sum(moment.values()) for moment in (*profile.forward, profile.loss, *profile.backward)]
+def at_the_loss(profile: ActivationProfile) -> dict[str, int]:
+    """What the loss itself has alive, by module."""
+    rows = (row for row in profile.rows if row.category == "loss")
+    return {row.module: row.bytes_at[profile.num_layers] for row in rows}
 
 
 def assert_same(config: dict[str, Any], **wanted: Any) -> ActivationProfile:
     replayed = traced(config, **wanted)
     full = traced(config, full_depth=True, **wanted)
     assert full.traced_layers == full.num_layers == replayed.num_layers
-    assert totals(replayed) == totals(full)
+    assert replayed.totals == full.totals
     assert replayed.with_gradients == full.with_gradients
     # Temporary or saved is a matter of what follows a layer, so that categories may shift at a boundary of kinds;
     # what a whole step saves, recomputes and spends on the loss may not.
-    assert replayed.loss == full.loss
+    assert at_the_loss(replayed) == at_the_loss(full)
     return replayed
 
 
@@ -79,7 +84,7 @@ def test_a_last_segment_that_is_shorter():
 
 def test_the_decoder_alone_has_no_loss():
     profile = assert_same(of_depth("llama", 6), loss="none")
-    assert profile.loss.get("loss", 0) < traced(of_depth("llama", 6)).loss["loss"]
+    assert max(profile.of("loss")) < max(traced(of_depth("llama", 6)).of("loss"))
 
 
 def test_profiles_survive_their_data():
@@ -87,39 +92,94 @@ def test_profiles_survive_their_data():
     assert load_profile(dump_profile(profile)) == profile
 
 
+def test_every_recipe_replays():
+    """Adapters, packed weights, autocast's copies, saved operations, reentrant checkpoints and other losses."""
+    config, lora = of_depth("llama", 7), Adapters(rank=4, targets=("all-linear",), dtype="fp32")
+    for kernels in ("cpu", "cuda"):
+        for kind in ("none", "full", "segments(2)"):
+            assert_same(config, kernels=kernels, checkpointing=kind, adapters=lora, dtype="bf16")
+            assert_same(config, kernels=kernels, checkpointing=kind, adapters=replace(lora, quantization="nf4"))
+            assert_same(config, kernels=kernels, checkpointing=kind, autocast=True, dtype="bf16")
+        assert_same(config, kernels=kernels, checkpointing="save(attention,mm)", micro_batch=2)
+        assert_same(config, kernels=kernels, checkpointing="full", reentrant=True)
+        assert_same(config, kernels=kernels, loss="chunked")
+        assert_same(config, kernels=kernels, loss="fused")
+
+
 # --- the replay by itself -------------------------------------------------------------------------------------------
 
-EVENTS = st.lists(st.tuples(st.integers(-9, 9), st.sampled_from(["saved", "temporary", GRADIENTS])), max_size=8)
+KEYS = (("saved", "mlp"), ("temporary", "mlp"), (GRADIENTS, ""))
+CHANGES = st.lists(st.tuples(st.integers(-9, 9), st.integers(0, 2), st.booleans()), max_size=8)
+
+
+def tape_of(segments: dict[str, list[tuple[int, int, bool]]], order: list[int]) -> Tape:
+    """A tape of changes by segment: bytes, key, and whether the storage is shared by all units."""
+    names = ("before", *(name for name in segments if name != "before"))
+    rows = [(names.index(name), *change) for name, changes in segments.items() for change in changes]
+    return Tape(
+        segments=names,
+        keys=KEYS,
+        places=tuple(place for place, _size, _key, _shared in rows),
+        owners=tuple(key for _place, _size, key, _shared in rows),
+        born=tuple(0 if shared else place for place, _size, _key, shared in rows),
+        rounded=(False,) * len(rows),
+        changes=tuple(size for _place, size, _key, _shared in rows),
+        order=tuple(order),
+        unit_sizes=(1,) * len(order),
+        traced_layers=max(order) + 1,
+        attention="flash",
+        trained_bytes=4,
+        positions=0,
+        has_table=False,
+        text_alone=False,
+        optimizer_step_bytes=None,
+        versions="none",
+    )
 
 
 @given(
-    units=st.lists(st.tuples(EVENTS, EVENTS, EVENTS), min_size=1, max_size=3),
-    before=EVENTS,
-    loss=EVENTS,
+    units=st.lists(st.tuples(CHANGES, CHANGES), min_size=1, max_size=3),
+    before=CHANGES,
+    loss=CHANGES,
     picks=st.lists(st.integers(0, 2), min_size=1, max_size=6),
 )
-def test_replay_is_the_plain_walk_through_all_events(units: Any, before: Any, loss: Any, picks: list[int]):
-    """Segments are summed up once and added; walking every event in order must give the same levels."""
+def test_replay_is_the_plain_walk_through_all_changes(units: Any, before: Any, loss: Any, picks: list[int]):
+    """Segments are summed up once and added; walking every change in order must give the same levels."""
     order = [pick % len(units) for pick in picks]
-    step = TracedStep(
-        before=tuple(before),
-        units=tuple(
-            TracedUnit(forward=tuple(ahead), backward=tuple(back), repeated=tuple(more)) for ahead, back, more in units
-        ),
-        loss=tuple(loss),
-    )
-    replayed = replay(step, order)
+    order = [sorted(set(order)).index(pick) for pick in order]
+    segments = {"before": before, "loss": loss}
+    for place in set(order):
+        segments |= {f"forward {place}": units[place][0], f"backward {place}": units[place][1]}
+    replayed = replay(tape_of(segments, order))
     forwards = [[*(before if place == 0 else []), *units[unit][0]] for place, unit in enumerate(order)]
-    backwards = [units[unit][1 if order.index(unit) == place else 2] for place, unit in enumerate(order)]
+    backwards = [
+        [change for change in units[unit][1] if order.index(unit) == place or not change[2]]
+        for place, unit in enumerate(order)
+    ]
     run = [*forwards, loss, *reversed(backwards)]
-    found = [*replayed.forward, replayed.loss, *reversed(replayed.backward)]
-    level = everything = most = 0
-    for events, moment in zip(run, found, strict=True):
-        best = level
-        for change, category in events:
-            everything += change
+    level = everything = 0
+    for changes, alive, with_gradients in zip(run, replayed.alive, replayed.with_gradients, strict=True):
+        best, most = level, everything
+        for size, key, _shared in changes:
+            everything += size
             most = max(most, everything)
-            level += 0 if category == GRADIENTS else change
+            level += 0 if KEYS[key][0] == GRADIENTS else size
             best = max(best, level)
-        assert sum(moment.values()) == best
-    assert replayed.with_gradients == most
+        assert sum(alive) == best
+        assert with_gradients == most
+
+
+def test_what_units_leave_for_the_end_of_the_forward_is_given_back_for_each_of_them():
+    """Five layers like the second of three, each with 10 bytes that live until the loss."""
+    segments = {
+        "before": [],
+        "forward 0": [(1, 0, False)],
+        "forward 1": [(10, 0, False)],
+        "forward 2": [(1, 0, False)],
+        "loss": [(-10, 0, False)],
+    }
+    tape = tape_of(segments, [0, 1, 1, 1, 1, 1, 2])
+    first = tape.segments.index("forward 1")
+    born = tuple(first if change == -10 else place for change, place in zip(tape.changes, tape.born, strict=True))
+    replayed = replay(replace(tape, born=born))
+    assert [sum(alive) for alive in replayed.alive] == [1, 11, 21, 31, 41, 51, 52, 52, *[2] * 7]

@@ -228,7 +228,7 @@ def temporaries(plan: Plan, values: int) -> list[Term]:
     """The optimizer's own temporaries for `values` values in one flat slice, where it runs on the GPU."""
     if plan.optimizer_offloaded:
         return []
-    return step_temporary(plan.inputs, values, plan.inputs.states.trained_as.state_dtype.size, values)
+    return step_temporary(plan.inputs, values, plan.inputs.states.trained_as.state_dtype.size, (values,))
 
 
 def touched_elements(tensors: Sequence[Tensor], slice_size: int, ranks: int) -> list[int]:

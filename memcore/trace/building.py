@@ -1,0 +1,150 @@
+"""The real model as a trace runs it: thinned out to the layers that matter, with adapters, on fake tensors.
+
+Worker processes only: imports torch and transformers. The model is built at full depth on the meta device, where
+nothing is allocated; only what is left of it then becomes fake tensors.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from memcore.counting import SHAPE_NAMES, build_model, is_vision, load_config, setting
+from memcore.trace import kernels
+from memcore.trace.plan import Plan, make_plan, thin_out
+from memcore.trace.request import Adapters, Request
+from memcore.trace.units import Unit
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_ATTENTION = {"flash": kernels.FLASH, "memory_efficient": kernels.MEMORY_EFFICIENT, "eager": "eager"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """A model on fake tensors, and what of it runs. `paths`: each module's path within its layer, or within the
+    model. `positions` and `has_table` as a Tape has them. `text_alone`: only the text part of the config's model."""
+
+    model: Any
+    plan: Plan
+    paths: dict[int, str]
+    positions: int
+    has_table: bool
+    text_alone: bool
+
+
+def build(request: Request, attention: str, tagger: Callable[[int], Callable[[str], None]]) -> Built:
+    """Build the model on the meta device. `tagger(place)` gives the tag function of a unit that runs."""
+    whole = load_config(request.config)
+    config = _text_alone(whole)
+    config._attn_implementation = _ATTENTION[attention]  # noqa: SLF001  told before a model is built
+    config.use_cache = False
+    with kernels.flash_taken(config) if attention == "flash" else nullcontext():
+        model = build_model(config, dtype=torch.float32 if request.autocast else DTYPES[request.dtype])
+    positions = setting(model.config.get_text_config(), SHAPE_NAMES["max_positions"], int)
+    has_table = _has_table(model, positions)
+    plan = make_plan(model, request.checkpointing, full_depth=request.full_depth)
+
+    def unit(place: int, layers: list[nn.Module], recompute: bool) -> nn.Module:
+        saved = plan.saved_operations
+        return Unit(layers, tagger(place), recompute=recompute, reentrant=request.reentrant, saved=saved)
+
+    thin_out(model, plan, unit)
+    if request.adapters is not None:
+        _adapt(model, request.adapters, checkpointed=any(plan.recomputed))
+    return Built(
+        model=model,
+        plan=plan,
+        paths=dict(_paths(model)),
+        positions=positions,
+        has_table=has_table,
+        text_alone=config is not whole,
+    )
+
+
+def _adapt(model: Any, adapters: Adapters, *, checkpointed: bool) -> None:
+    from memcore.trace.adapters import attach  # peft takes a second to import
+
+    head = model.get_output_embeddings()
+    attach(model, adapters, skipped=[] if head is None else [head])
+    if checkpointed:
+        # As transformers 5.24 does with checkpointing (modeling_utils.py, _activation_checkpointing_enable): a frozen
+        # embedding's output wants a gradient, without which a reentrant checkpoint would pass none on.
+        model.get_input_embeddings().register_forward_hook(lambda _module, _args, out: out.requires_grad_(True))
+
+
+def _text_alone(config: PretrainedConfig) -> PretrainedConfig:
+    """The text part of a config for several kinds of input, where it is a language model by itself."""
+    text = config.get_text_config()
+    return text if type(text) in AutoModelForCausalLM._model_mapping else config  # noqa: SLF001  no public way to ask
+
+
+def _has_table(model: nn.Module, positions: int) -> bool:
+    """Whether the text model looks positions up, in learned embeddings or in a fixed table."""
+    tables = [
+        *((name, module.weight) for name, module in model.named_modules() if isinstance(module, nn.Embedding)),
+        *model.named_buffers(),
+    ]
+    words = ("wpe", "position")
+    return any(
+        any(word in name for word in words) and not is_vision(name) and positions <= table.shape[0] <= positions + 2
+        for name, table in tables
+        if table.dim() == 2
+    )
+
+
+def make_fake(model: nn.Module, trained_dtype: torch.dtype | None) -> None:
+    """A fake tensor in place of each parameter, buffer and other tensor of the meta device; what is tied stays so.
+
+    To be called inside a fake tensor mode. `trained_dtype`: that of trained parameters, where adapters have another
+    one than the model.
+    """
+    made: dict[int, Any] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
+        dtype = trained_dtype if trained and trained_dtype else tensor.dtype
+        result = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype)
+        return nn.Parameter(result, requires_grad=trained) if isinstance(tensor, nn.Parameter) else result
+
+    for module in model.modules():
+        for tensors in (module._parameters, module._buffers, vars(module)):  # noqa: SLF001
+            for name, tensor in list(tensors.items()):
+                if isinstance(tensor, torch.Tensor) and tensor.is_meta:
+                    if id(tensor) not in made:
+                        # The meta tensor is kept, or another could take its number.
+                        made[id(tensor)] = (fake(tensor), tensor)
+                    tensors[name] = made[id(tensor)][0]
+
+
+def _paths(model: nn.Module) -> Iterator[tuple[int, str]]:
+    """Where a module stands: within its layer, "layer" for the layer's own work; or within the model, "loss" for
+    what the model's own forward does."""
+    for name, module in model.named_modules():
+        yield id(module), _plain(name.removeprefix("model.")) or "loss"
+    for unit in model.modules():
+        if isinstance(unit, Unit):
+            yield id(unit), "layer"
+            for layer in unit.layers:
+                for name, module in layer.named_modules():
+                    yield id(module), _plain(name) or "layer"
+
+
+def _plain(path: str) -> str:
+    """A path without the names that adapters put between."""
+    return ".".join(part for part in path.split(".") if part not in ("base_layer", "default"))
+
+
+def trained_shapes(built: Built) -> list[tuple[tuple[int, ...], int]]:
+    """The shape of each trained parameter that is left, in order, and how many the whole model has in its place."""
+    counts = Counter(built.plan.order)
+    places = {id(p): place for place, unit in enumerate(built.plan.layers) for p in unit.parameters()}
+    return [
+        (tuple(parameter.shape), counts[places[id(parameter)]] if id(parameter) in places else 1)
+        for parameter in built.model.parameters()
+        if parameter.requires_grad
+    ]

@@ -1,0 +1,69 @@
+"""From what a recorder saw to a tape: each storage under the category and module that it belongs to.
+
+Worker processes only, like the recorder.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from memcore.trace.recorder import Change
+from memcore.trace.tape import GRADIENTS, Tape
+
+
+def tape_of(changes: Sequence[Change], **about: Any) -> Tape:
+    """The changes as a tape; `about` are its other fields."""
+    owners = _owners(changes)
+    segments: dict[str, int] = {}
+    keys: dict[tuple[str, str], int] = {}
+    born: dict[int | None, int] = {}
+    columns: list[tuple[int, int, int, bool, int]] = []
+    for change in changes:
+        if change.gradient:
+            key = (GRADIENTS, "")
+        else:
+            key = ("temporary", change.module) if change.storage is None else owners[change.storage]
+        place = segments.setdefault(change.segment, len(segments))
+        owner = keys.setdefault(key, len(keys))
+        birth = place if change.storage is None else born.setdefault(change.storage, place)
+        columns.append((place, owner, birth, change.rounded, change.num_bytes))
+    places, numbers, births, rounded, sizes = zip(*columns, strict=True)
+    return Tape(
+        segments=tuple(segments),
+        keys=tuple(keys),
+        places=places,
+        owners=numbers,
+        born=births,
+        rounded=rounded,
+        changes=sizes,
+        **about,
+    )
+
+
+def _owners(changes: Sequence[Change]) -> dict[int, tuple[str, str]]:
+    """For each storage its category, and the module that made it.
+
+    Saved: made in a forward and alive after it. Loss: made between the last forward and the first backward.
+    Recomputed: made in a backward that runs a forward again. Weight casts: a parameter in another dtype.
+    """
+    found: dict[int, tuple[str, str]] = {}
+    born: dict[int, str] = {}
+    for change in changes:
+        number, segment = change.storage, change.segment
+        if number is None:
+            continue
+        if number not in born:
+            born[number] = segment
+            found[number] = (_at_birth(change), change.module)
+        elif change.num_bytes < 0 and found[number][0] == "saved" and segment == born[number]:
+            found[number] = ("temporary", change.module)
+    return found
+
+
+def _at_birth(change: Change) -> str:
+    if change.cast:
+        return "weight_casts"
+    if change.segment == "loss":
+        return "loss"
+    if change.segment.startswith("backward"):
+        return "recomputed" if change.recomputed else "temporary"
+    return "saved"

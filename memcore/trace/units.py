@@ -1,0 +1,96 @@
+"""Decoder layers as a trace runs them: marked where their forward and backward begin, and recomputed as asked.
+
+Worker processes only: imports torch.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+_aten: Any = torch.ops.aten
+# The operations of each group of memcore.activations.recompute.SAVED_OPERATIONS.
+OPERATIONS: dict[str, tuple[Any, ...]] = {
+    "attention": (
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001  the kernels' names in torch
+        _aten._scaled_dot_product_flash_attention.default,  # noqa: SLF001
+        _aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
+        _aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
+    ),
+    "mm": (_aten.mm.default, _aten.addmm.default),
+    "bmm": (_aten.bmm.default, _aten.baddbmm.default),
+    "grouped_mm": (_aten._grouped_mm.default,),  # noqa: SLF001
+}
+
+
+def recomputed(
+    run: Callable[..., Any],
+    hidden: torch.Tensor,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    *,
+    reentrant: bool = False,
+    saved: Sequence[str] = (),
+) -> Any:
+    """What `run(hidden, *args, **kwargs)` gives, run again in the backward. `saved`: groups of operations whose
+    results are kept from the forward all the same."""
+    # As transformers does: a reentrant checkpoint takes no keywords.
+    function = partial(run, **kwargs)
+    if saved:
+        operations = [operation for group in saved for operation in OPERATIONS[group]]
+        contexts = partial(create_selective_checkpoint_contexts, operations)
+        return checkpoint(function, hidden, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
+    return checkpoint(function, hidden, *args, use_reentrant=reentrant, preserve_rng_state=False)
+
+
+class Unit(nn.Module):
+    """Layers that are recomputed together, or one that is not, in place of one entry of the model's list.
+
+    `tag` is called with "forward", "backward" and "between" (after the forward) as the step comes to them.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[nn.Module],
+        tag: Callable[[str], None],
+        *,
+        recompute: bool,
+        reentrant: bool,
+        saved: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self._tag = tag
+        self._recompute = recompute
+        self._reentrant = reentrant
+        self._saved = tuple(saved)
+
+    def __getattr__(self, name: str) -> Any:
+        """What the model asks of a layer itself, such as its kind of attention."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.layers[0], name)
+
+    def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the layers, through a checkpoint where they are recomputed."""
+        self._tag("forward")
+        if self._recompute and torch.is_grad_enabled():
+            result = recomputed(self._run, hidden, args, kwargs, reentrant=self._reentrant, saved=self._saved)
+        else:
+            result = self._run(hidden, *args, **kwargs)
+        first = result[0] if isinstance(result, tuple) else result
+        # On the node, not the tensor: a tensor's hook would keep the tensor alive.
+        if first.grad_fn is not None:
+            first.grad_fn.register_prehook(lambda _gradients: self._tag("backward"))
+        self._tag("between")
+        return result
+
+    def _run(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result: Any = hidden
+        for layer in self.layers:
+            result = layer(result[0] if isinstance(result, tuple) else result, *args, **kwargs)
+        return result
