@@ -66,11 +66,12 @@ def _runtime() -> str:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peak:
     """Bytes beyond what was there before: the most at once, those alive when the backward began, and what the
-    allocator held of the device at the most."""
+    allocator held of the device at the most. `operations`: names of what ran, where the same run shows them."""
 
     most: int
     kept: int
     reserved: int | None
+    operations: frozenset[str] = frozenset()
 
 
 # A step to measure: it calls what it is given between its forward and its backward.
@@ -95,13 +96,17 @@ def _cpu_peak(run: Run) -> Peak:
             run(mark)
     results: Any = recorded.profiler
     held = most = kept = 0
+    names = set()
     for event in results.kineto_results.events():
-        if event.name() == "[memory]":
+        name = event.name()
+        if name == "[memory]":
             held += event.nbytes()
             most = max(most, held)
-        elif event.name() == _BACKWARD:
+        elif name == _BACKWARD:
             kept = held
-    return Peak(most=most, kept=kept, reserved=None)
+        else:
+            names.add(name)
+    return Peak(most=most, kept=kept, reserved=None, operations=frozenset(names))
 
 
 def _accelerator_peak(run: Run) -> Peak:
