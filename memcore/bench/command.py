@@ -47,6 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def answer(args: argparse.Namespace, ask: Ask, read: Read) -> dict[str, Any] | str:
     """The command's output, as data for JSON or as text. Raises UserError."""
     store = Store(settings().store_path)
+    if args.sweep is None and (args.scenario or args.model or args.dtype or args.known):
+        raise UserError(_("A scenario, --model, --dtype and --known go with --sweep alone."))
     if args.export:
         return store.export()
     if args.taken_in is not None:
