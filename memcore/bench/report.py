@@ -71,7 +71,7 @@ def sweep_text(
     for case in sweep.cases:
         each = measured.get(case.key)
         rows.append([case_label(case), *_cells(each, formulas.get(case.key), unit)])
-    where = _("{device}; torch {torch}, transformers {transformers}")
+    where = _("Measured on {device}, with torch {torch} and transformers {transformers}.")
     described = where.format(device=device.name, torch=device.torch, transformers=device.transformers)
     paragraphs = [described, table(rows, "~>>>>>>>")]
     reasons = {outcome(each) for case in sweep.cases if (each := measured.get(case.key)) is not None} - {""}

@@ -21,7 +21,7 @@ from memcore.i18n import gettext as _
 
 # How long a call waits for another program that writes to the file.
 LOCK_S = 2.0
-FORMAT = "memcore measurements 1"
+FORMAT = "memcore_measurements_1"
 
 _TABLES = MetaData()
 _MEASUREMENTS = Table(

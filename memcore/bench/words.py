@@ -57,11 +57,12 @@ def outcome(measurement: Measurement) -> str:
     """Why there are no figures; empty where there are."""
     if measurement.status is Status.DONE:
         return ""
-    if measurement.status is Status.OUT_OF_MEMORY:
-        case = measurement.case
+    case = measurement.case
+    if measurement.status is Status.OUT_OF_MEMORY and case.part is not Part.PROJECTIONS:
         sentence = _("out of memory at {tokens:,} tokens, {attention} attention")
-        if case.part is not Part.PROJECTIONS:
-            return sentence.format(tokens=case.tokens, attention=_(ATTENTION_LABELS[case.attention]))
+        if case.attention == "plain":
+            sentence = _("out of memory at {tokens:,} tokens, {attention} attention: that is the point")
+        return sentence.format(tokens=case.tokens, attention=_(ATTENTION_LABELS[case.attention]))
     return measurement.reason or _(_STATUS_LABELS[measurement.status])
 
 

@@ -103,5 +103,5 @@ def test_without_figures_nothing_is_claimed(kind: SweepKind):
 def test_out_of_memory_says_where():
     case = attention_case(seq_len=32_768)
     failed = replace(measured(case), figures=None, status=Status.OUT_OF_MEMORY)
-    assert outcome(failed) == "out of memory at 32,768 tokens, plain attention"
+    assert outcome(failed) == "out of memory at 32,768 tokens, plain attention: that is the point"
     assert case_label(case) == "attention alone, plain, 32,768 tokens"
