@@ -10,7 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, Connection, Integer, MetaData, String, Table, Text, create_engine, insert, select
+from sqlalchemy import (
+    Column,
+    Connection,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    event,
+    insert,
+    inspect,
+    select,
+)  # fmt: skip
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
@@ -20,7 +33,7 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 
 # How long a call waits for another program that writes to the file.
-LOCK_S = 2.0
+LOCK_S = 5.0
 FORMAT = "memcore_measurements_1"
 
 _TABLES = MetaData()
@@ -43,8 +56,9 @@ class Store:
     def __init__(self, path: Path, *, lock_s: float = LOCK_S) -> None:
         self._path = path
         self._engine = create_engine(
-            f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": lock_s, "check_same_thread": False}
+            f"sqlite:///{path}", poolclass=NullPool, connect_args={"timeout": lock_s, "isolation_level": None}
         )
+        event.listen(self._engine, "begin", _begin)
 
     def add(self, measurements: Sequence[Measurement]) -> None:
         """Keep measurements. Raises UserError where the file cannot be written."""
@@ -91,6 +105,8 @@ class Store:
             return []
         query = select(_MEASUREMENTS.c.measurement).order_by(_MEASUREMENTS.c.measured_at, _MEASUREMENTS.c.id)
         with self._connection() as connection:
+            if not inspect(connection).has_table(_MEASUREMENTS.name):
+                return []
             return list(connection.scalars(query if condition is None else query.where(condition)))
 
     def _read(self, text: str) -> Measurement:
@@ -105,8 +121,9 @@ class Store:
         try:
             if write:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._engine.begin() as connection:
-                _TABLES.create_all(connection)
+            with self._engine.execution_options(writes=write).begin() as connection:
+                if write:
+                    _TABLES.create_all(connection)
                 yield connection
         except OperationalError as error:
             if "locked" in str(error.orig) or "busy" in str(error.orig):
@@ -121,6 +138,12 @@ class Store:
     def _unreadable(self, reason: str) -> UserError:
         sentence = _("The file of measurements {path} cannot be used ({reason}); move it away to begin a new one.")
         return UserError(sentence.format(path=self._path.name, reason=reason[:100]))
+
+
+def _begin(connection: Connection) -> None:
+    """Who will write takes the lock at once, and so waits for it: one who has read already would be refused."""
+    writes = connection.get_execution_options().get("writes")
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _row(measurement: Measurement) -> dict[str, Any]:
