@@ -11,7 +11,7 @@ from memcore.i18n import gettext as _
 # Five lengths, each twice the one before.
 _DOUBLINGS = range(5)
 DEPTHS = (4, 9, 16, 36, 64)
-_SEGMENT_LAYERS = 12
+SEGMENT_LAYERS = 9
 _FRONTIER_LAYERS = 4
 FRONTIER_KINDS = ("none", "attention", "segments(2)", "full")
 # So many tokens for each unit of width that a weight's gradient, which is there for a moment, hardly counts.
@@ -177,7 +177,7 @@ def _depth(part: Slice) -> list[Case]:
 
 def _segments(part: Slice) -> list[Case]:
     """The model's own layers in segments of every k."""
-    depth, length = min(_SEGMENT_LAYERS, part.shapes.num_layers), _short(part)
+    depth, length = min(SEGMENT_LAYERS, part.shapes.num_layers), _short(part)
     config = part.config(depth, length)
     kinds = ["none", *(f"segments({k})" for k in range(1, depth + 1))]
     return [_layers(part, config, depth, length, "flash", kind) for kind in kinds]

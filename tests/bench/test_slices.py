@@ -7,7 +7,7 @@ from small_bench import SCENARIO
 
 from memcore.bench.case import Case, Part, dump_case, load_case
 from memcore.bench.slices import Slice, make_slice, room
-from memcore.bench.sweeps import DEPTHS, SweepKind, estimate_s, plan
+from memcore.bench.sweeps import DEPTHS, SEGMENT_LAYERS, SweepKind, estimate_s, plan
 from memcore.budget import FORMULAS
 from memcore.counting import build_model, count_config, load_config
 from memcore.errors import UserError
@@ -108,7 +108,10 @@ class TestSweeps:
 
     def test_segments_have_every_k(self):
         sweep = plan(SweepKind.SEGMENTS, slice_of("meta-llama/Llama-3.1-8B"))
-        assert [case.checkpointing for case in sweep.cases] == ["none", *(f"segments({k})" for k in range(1, 13))]
+        assert [case.checkpointing for case in sweep.cases] == [
+            "none",
+            *(f"segments({k})" for k in range(1, SEGMENT_LAYERS + 1)),
+        ]
 
     def test_a_case_survives_json(self):
         for case in plan(SweepKind.DEPTH, slice_of("openai-community/gpt2")).cases:
