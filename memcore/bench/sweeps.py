@@ -148,7 +148,8 @@ def _short(part: Slice) -> int:
 
 
 def _depth(part: Slice) -> list[Case]:
-    """A stack of projections and the model's own layers, with and without sqrt(L) segments."""
+    """A stack of projections with and without sqrt(L) segments, and the model's own layers with and without
+    checkpointing."""
     width = min(part.shapes.hidden_size, room(part.device).projection_width)
     stack = [
         Case(
@@ -170,7 +171,7 @@ def _depth(part: Slice) -> list[Case]:
         *(
             _layers(part, part.config(depth, length), depth, length, "flash", checkpointing)
             for depth in depths
-            for checkpointing in ("none", "full", f"segments({isqrt(depth)})")
+            for checkpointing in ("none", "full")
         ),
     ]
 

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memcore.bench.case import Case, dump_case
 from memcore.bench.measurement import Figures, load_figures
+from memcore.bench.worker import measure
 from memcore.bench.worker.attention import UnavailableError, kernel_that_ran
 from memcore.bench.worker.device import device_task, find_device
 from memcore.bench.worker.measure import measure_task
@@ -167,6 +168,18 @@ class TestProjections:
         assert found.kept_bytes == 3 * one
         assert found.peak_bytes == pytest.approx(6 * one, abs=4 * 64 * 64)
         assert found.gradient_difference == 0.0
+
+
+def test_a_variant_after_the_plain_one_does_not_run_it_again(monkeypatch: pytest.MonkeyPatch):
+    config = {**CONFIG, "rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    figures(layers_case(config=config))
+
+    def fail(_subject: object) -> None:
+        raise AssertionError("the plain variant runs again")
+
+    case = layers_case(config=config, attention="flash")
+    monkeypatch.setattr(measure, "_answer", fail)
+    assert measure._plain_answer(case) is not None
 
 
 def test_the_device_names_itself():

@@ -5,6 +5,7 @@ Worker processes only: imports torch and transformers.
 
 from collections.abc import Callable
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from time import monotonic
@@ -227,7 +228,7 @@ def _traced(case: Case) -> tuple[int, int] | None:
         return None
     assert case.config is not None
     request = Request(
-        config=case.config,
+        config=deepcopy(dict(case.config)),
         micro_batch=case.micro_batch,
         seq_len=case.seq_len,
         dtype=case.dtype,

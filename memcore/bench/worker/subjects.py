@@ -6,6 +6,7 @@ Worker processes only: imports torch and transformers.
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -163,7 +164,8 @@ class Layers(Subject):
         super().__init__(case, recompute)
         assert case.config is not None, "layers are those of a config"
         kernels.register()
-        config = load_config(case.config)
+        # transformers writes into what it is given, and the case's key depends on it.
+        config = load_config(deepcopy(dict(case.config)))
         names = {"plain": "eager", "flash": kernels.FLASH, "memory_efficient": kernels.MEMORY_EFFICIENT}
         config._attn_implementation = names[case.attention]  # noqa: SLF001  as a trace tells transformers
         config.use_cache = False
