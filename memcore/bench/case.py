@@ -31,7 +31,8 @@ class Case:
 
     `config`: the config.json of the slice whose layers run; of the other parts the sizes that follow are enough.
     `checkpointing` as in a scenario's workload: none, full, segments(k), attention (its scores alone, which the
-    literature calls selective). `device` is "cpu" or the accelerator's kind.
+    literature calls selective), save(attention,mm) (all but these operations' results). `device` is "cpu" or the
+    accelerator's kind.
     """
 
     part: Part

@@ -13,7 +13,7 @@ _DOUBLINGS = range(5)
 DEPTHS = (4, 9, 16, 36, 64)
 SEGMENT_LAYERS = 9
 _FRONTIER_LAYERS = 4
-FRONTIER_KINDS = ("none", "attention", "segments(2)", "full")
+FRONTIER_KINDS = ("none", "attention", "save(attention,mm)", "segments(2)", "full")
 # So many tokens for each unit of width that a weight's gradient, which is there for a moment, hardly counts.
 _TOKENS_PER_WIDTH = 16
 # A case runs its step about so many times, and takes so long whatever its size.

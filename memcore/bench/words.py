@@ -50,6 +50,8 @@ def checkpointing_label(kind: str) -> str:
         return _("full checkpointing")
     if kind == "attention":
         return _("selective checkpointing")
+    if kind.startswith("save"):
+        return _("checkpointing but for attention and products")
     return _("segments of {k}").format(k=kind.partition("(")[2].rstrip(")"))
 
 

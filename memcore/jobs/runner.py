@@ -110,7 +110,7 @@ class LightLane:
         their answers are not given. Ahead of what was prepared before. Returns at once."""
         flights = []
         for task, payload in jobs:
-            request = _encode(task=task, payload=payload, language=language())
+            request = encode_request(task=task, payload=payload, language=language())
             flight = _Flight(hashlib.sha256(request).hexdigest(), request, detached=True)
             flight.timeout_s = self._limits.timeout_s
             flights.append(flight)

@@ -99,7 +99,9 @@ class TestAttentionAlone:
 
 class TestLayers:
     @pytest.mark.parametrize("attention", ["plain", "flash"])
-    @pytest.mark.parametrize("checkpointing", ["none", "full", "segments(2)", "segments(3)", "attention"])
+    @pytest.mark.parametrize(
+        "checkpointing", ["none", "full", "segments(2)", "segments(3)", "attention", "save(attention,mm)"]
+    )
     def test_a_measured_peak_is_the_traced_one(self, attention: str, checkpointing: str):
         found = figures(layers_case(attention=attention, checkpointing=checkpointing, seq_len=192))
         assert found.traced_bytes is not None
@@ -122,7 +124,7 @@ class TestLayers:
         assert found.traced_bytes is not None
         assert abs(found.peak_bytes - found.traced_bytes) <= max(found.peak_bytes / 100, 2**20)
 
-    @pytest.mark.parametrize("checkpointing", ["full", "segments(2)", "attention"])
+    @pytest.mark.parametrize("checkpointing", ["full", "segments(2)", "attention", "save(attention,mm)"])
     def test_checkpointing_changes_memory_and_not_results(self, checkpointing: str):
         plain = figures(layers_case())
         again = figures(layers_case(checkpointing=checkpointing))

@@ -7,13 +7,12 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import deepcopy
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
-from transformers.modeling_utils import AttentionInterface
 
 from memcore.activations.recompute import checkpointing
 from memcore.bench.case import ATTENTIONS, Case, Part
@@ -21,8 +20,9 @@ from memcore.bench.worker import attention
 from memcore.bench.worker.device import Clock
 from memcore.counting import build_model, load_config
 from memcore.trace import kernels
+from memcore.trace.building import DTYPES, IMPLEMENTATIONS
 from memcore.trace.plan import make_plan, thin_out
-from memcore.trace.tracer import DTYPES
+from memcore.trace.units import Unit
 
 _SEED = 20
 
@@ -131,30 +131,34 @@ class Projections(Subject):
         size = case.hidden_size
         self._input = _random((case.micro_batch, case.seq_len, size), self, trained=True)
         layers = [nn.Linear(size, size, bias=False) for _ in range(case.num_layers)]
-        self._layers = [layer.to(case.device, self.dtype) for layer in layers]
-        self.parameters = [layer.weight for layer in self._layers]
+        layers = [layer.to(case.device, self.dtype) for layer in layers]
+        groups = checkpointing(case.checkpointing, len(layers)).groups
+        self._units = [
+            _unit([layers[index] for index in unit], recompute, again=group is not None)
+            for group, unit in groupby(range(len(layers)), key=groups.__getitem__)
+        ]
+        self.parameters = [layer.weight for layer in layers]
         self.leaves = [self._input, *self.parameters]
 
     def forward(self) -> torch.Tensor:
         """All layers, each group of them through a checkpoint where it is recomputed."""
-        hidden: Any = self._input
-        groups = checkpointing(self.case.checkpointing, self.case.num_layers).groups
-        index = 0
-        while index < len(groups):
-            group = groups[index]
-            end = index + 1
-            while group is not None and end < len(groups) and groups[end] == group:
-                end += 1
-            run = self.recompute.timed(nn.Sequential(*self._layers[index:end]))
-            again = group is not None
-            hidden = checkpoint(run, hidden, use_reentrant=False, preserve_rng_state=False) if again else run(hidden)
-            index = end
-        return torch.as_tensor(hidden)
+        hidden = self._input
+        for unit in self._units:
+            hidden = unit(hidden)
+        return hidden
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """There is no attention here to choose."""
         yield
+
+
+def _unit(layers: Sequence[nn.Module], recompute: Recompute, *, again: bool, saved: Sequence[str] = ()) -> Unit:
+    """Layers as a trace runs them, timed where they are run again."""
+    for layer in layers if again else ():
+        layer.register_forward_pre_hook(lambda *_: recompute.begin())
+        layer.register_forward_hook(lambda *_: recompute.end(), always_call=True)
+    return Unit(layers, lambda _moment: None, recompute=again, reentrant=False, saved=saved)
 
 
 class Layers(Subject):
@@ -166,19 +170,17 @@ class Layers(Subject):
         kernels.register()
         # transformers writes into what it is given, and the case's key depends on it.
         config = load_config(deepcopy(dict(case.config)))
-        names = {"plain": "eager", "flash": kernels.FLASH, "memory_efficient": kernels.MEMORY_EFFICIENT}
-        config._attn_implementation = names[case.attention]  # noqa: SLF001  as a trace tells transformers
+        config._attn_implementation = IMPLEMENTATIONS[ATTENTIONS[case.attention]]  # noqa: SLF001  as a trace tells it
         config.use_cache = False
         with kernels.flash_taken(config) if case.attention == "flash" else nullcontext():
             model: Any = build_model(config, device="cpu", dtype=self.dtype).train()
         plan = make_plan(model, case.checkpointing, full_depth=True)
         self._attention_again = plan.attention_only
-        layers = list(plan.layers)
-        thin_out(model, plan, lambda _place: lambda _what: None)
-        for unit, again in zip(plan.units, plan.recomputed, strict=True):
-            for index in unit if again else ():
-                layers[index].register_forward_pre_hook(lambda *_: recompute.begin())
-                layers[index].register_forward_hook(lambda *_: recompute.end(), always_call=True)
+
+        def unit(_place: int, layers: list[nn.Module], again: bool) -> nn.Module:
+            return _unit(layers, recompute, again=again, saved=plan.saved_operations)
+
+        thin_out(model, plan, unit)
         self._decoder = model.to(case.device).get_decoder()
         self._tokens = torch.randint(0, config.get_text_config().vocab_size, (case.micro_batch, case.seq_len))
         self._tokens = self._tokens.to(case.device)
@@ -202,25 +204,8 @@ class Layers(Subject):
             warnings.simplefilter("ignore")
             stack.enter_context(attention.only(self.case.attention))
             if self._attention_again:
-                stack.enter_context(_timed_attention(self.recompute))
-                stack.enter_context(kernels.recomputed_attention())
+                stack.enter_context(kernels.recomputed_attention(self.recompute.timed))
             yield
-
-
-@contextmanager
-def _timed_attention(recompute: Recompute) -> Iterator[None]:
-    """Time the attention functions that transformers hands to a model's layers, where they run again."""
-    interface: Any = AttentionInterface
-    original = interface.get_interface
-
-    def get_interface(self: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        return recompute.timed(original(self, name, default))
-
-    interface.get_interface = get_interface
-    try:
-        yield
-    finally:
-        interface.get_interface = original
 
 
 _SUBJECTS = {Part.ATTENTION: AttentionAlone, Part.LAYERS: Layers, Part.PROJECTIONS: Projections}
