@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from pydantic import TypeAdapter
+
 
 class Part(StrEnum):
     """What runs: the attention alone, the model's own layers, or a stack of its output projections.
@@ -67,5 +69,8 @@ def dump_case(case: Case) -> dict[str, Any]:
 
 
 def load_case(data: Mapping[str, Any]) -> Case:
-    """The inverse of :func:`dump_case`. Raises `TypeError` or `ValueError` for data that is no case."""
-    return Case(**{**data, "part": Part(data["part"])})
+    """The inverse of :func:`dump_case`. Raises `ValueError` for data that is no case."""
+    return _CASE.validate_python(data)
+
+
+_CASE = TypeAdapter(Case)

@@ -10,15 +10,14 @@ from typing import Any
 from memcore.bench.curves import Ask, formula_bytes, predicted_k
 from memcore.bench.findings import findings
 from memcore.bench.report import sweep_report, sweep_text
-from memcore.bench.running import RunningSweep, State, find_device
+from memcore.bench.running import RunningSweep, State, find_device, measuring_lane
 from memcore.bench.slices import make_slice
 from memcore.bench.store import Store
 from memcore.bench.sweeps import SweepKind, plan
-from memcore.bench.words import case_label
+from memcore.bench.words import WAITS_FOR_OTHERS, case_label
 from memcore.budget import evidence_for
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.jobs import HeavyLane
 from memcore.scenario import MAX_SCENARIO_CHARS, Scenario, decode_json, parse_scenario
 from memcore.settings import settings
 from memcore.units import ByteUnit
@@ -69,7 +68,7 @@ def _scenario(args: argparse.Namespace, read: Read) -> Scenario:
 
 
 def _sweep(args: argparse.Namespace, store: Store, scenario: Scenario, ask: Ask) -> dict[str, Any] | str:
-    lane = HeavyLane(settings().heavy_lane, quiet=True)
+    lane = measuring_lane()
     try:
         device = find_device(lane)
         part = make_slice(scenario, evidence_for(scenario, ask), device.kind, args.dtype)
@@ -89,8 +88,11 @@ def _sweep(args: argparse.Namespace, store: Store, scenario: Scenario, ask: Ask)
 
 def _finish(running: RunningSweep) -> State:
     """Wait for the end, and say on standard error how far it is."""
-    said = -1
+    said, waits = -1, False
     while (state := running.look()).progress.status is None:
+        if state.progress.waits_for_others and not waits:
+            _say(_(WAITS_FOR_OTHERS))
+        waits = state.progress.waits_for_others
         done = len(state.progress.results)
         if state.running is not None and done > said:
             said = done

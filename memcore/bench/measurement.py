@@ -1,11 +1,12 @@
 """What was measured: the figures of one case on one device, or why there are none."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from memcore.bench.case import Case, dump_case, load_case
+from pydantic import ConfigDict, TypeAdapter
+
+from memcore.bench.case import Case, dump_case
 from memcore.jobs import JobResult, JobStatus
 
 
@@ -42,6 +43,8 @@ class DeviceFacts:
 class Seconds:
     """A time measured several times: median, smallest and largest."""
 
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
+
     median: float
     least: float
     most: float
@@ -60,6 +63,8 @@ class Figures:
     relative, None where that did not run. `traced_bytes` and `traced_with_gradients_bytes`: what the trace says of
     the first two, where there is one.
     """
+
+    __pydantic_config__: ClassVar = ConfigDict(allow_inf_nan=False)
 
     peak_bytes: int
     with_gradients_bytes: int
@@ -106,14 +111,9 @@ def measurement_of(case: Case, result: JobResult, device: DeviceFacts, measured_
     )
 
 
-def load_figures(data: Mapping[str, Any]) -> Figures:
-    """Figures from JSON data. Raises `TypeError` or `KeyError` for data that is none."""
-    times = ("forward", "backward", "recompute")
-    plain = {each.name: data[each.name] for each in fields(Figures) if each.name not in times}
-    forward, backward, recompute = (None if data[name] is None else Seconds(**data[name]) for name in times)
-    if forward is None or backward is None:
-        raise ValueError("a measurement without its times")
-    return Figures(**plain, forward=forward, backward=backward, recompute=recompute)
+def load_figures(data: object) -> Figures:
+    """Figures from JSON data. Raises `ValueError` for data that is none."""
+    return _FIGURES.validate_python(data)
 
 
 def dump_measurement(measurement: Measurement) -> dict[str, Any]:
@@ -121,14 +121,10 @@ def dump_measurement(measurement: Measurement) -> dict[str, Any]:
     return {**asdict(measurement), "case": dump_case(measurement.case), "status": measurement.status.value}
 
 
-def load_measurement(data: Mapping[str, Any]) -> Measurement:
-    """The inverse of :func:`dump_measurement`. Raises `TypeError`, `KeyError` or `ValueError` for other data."""
-    figures = data["figures"]
-    return Measurement(
-        case=load_case(data["case"]),
-        status=Status(data["status"]),
-        device=DeviceFacts(**data["device"]),
-        measured_at=str(data["measured_at"]),
-        reason=str(data["reason"]),
-        figures=None if figures is None else load_figures(figures),
-    )
+def load_measurement(data: object) -> Measurement:
+    """The inverse of :func:`dump_measurement`. Raises `ValueError` for other data, which an export may be."""
+    return _MEASUREMENT.validate_python(data)
+
+
+_FIGURES = TypeAdapter(Figures)
+_MEASUREMENT = TypeAdapter(Measurement)

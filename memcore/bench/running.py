@@ -12,9 +12,15 @@ from memcore.bench.sweeps import Sweep, estimate_s
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.jobs import HeavyJob, HeavyLane, JobResult, JobStatus, Progress, Step
+from memcore.settings import settings
 
 # How often who waits looks.
 _LOOK_S = 0.1
+
+
+def measuring_lane() -> HeavyLane:
+    """The lane that measures, with the limits of this process. Its lock is beside the store."""
+    return HeavyLane(settings().heavy_lane, locks=settings().store_path.parent, quiet=True)
 
 
 def find_device(lane: HeavyLane) -> DeviceFacts:
@@ -28,12 +34,6 @@ def find_device(lane: HeavyLane) -> DeviceFacts:
         reason = results[0].message if results else _("The calculation was cancelled.")
         raise UserError(_("The device that measures could not be found: {reason}").format(reason=reason))
     return DeviceFacts(**results[0].value)
-
-
-def known_cases(store: Store, sweep: Sweep, device: DeviceFacts | None) -> dict[str, Measurement]:
-    """What the store has of a sweep's cases; with a device, only what that very device and torch gave."""
-    found = store.latest(sweep.cases)
-    return {key: each for key, each in found.items() if device is None or each.device == device}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class RunningSweep:
         self.device = device
         self._lane = lane
         self._store = store
-        self._measured = known_cases(store, sweep, device) if reuse else {}
+        self._measured: Mapping[str, Measurement] = store.by_device(sweep.cases).get(device, {}) if reuse else {}
         self._cases = [case for case in sweep.cases if case.key not in self._measured]
         steps = [
             Step(task="measure", payload={"case": dump_case(case)}, estimate_s=estimate_s(case)) for case in self._cases
@@ -81,5 +81,6 @@ class RunningSweep:
         """How far it is."""
         progress = self._lane.look(self._job)
         done = len(progress.results)
-        runs = progress.status is None and not progress.place and done < len(self._cases)
+        waits = progress.place or progress.waits_for_others or progress.status is not None
+        runs = not waits and done < len(self._cases)
         return State(progress=progress, measured=self._measured, running=self._cases[done] if runs else None)

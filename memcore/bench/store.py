@@ -28,7 +28,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
 from memcore.bench.case import Case
-from memcore.bench.measurement import Measurement, dump_measurement, load_measurement
+from memcore.bench.measurement import DeviceFacts, Measurement, dump_measurement, load_measurement
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 
@@ -66,14 +66,16 @@ class Store:
             with self._connection(write=True) as connection:
                 connection.execute(insert(_MEASUREMENTS), [_row(each) for each in measurements])
 
-    def latest(self, cases: Sequence[Case]) -> dict[str, Measurement]:
-        """The newest measurement of each case that has one, by the case's key, whatever the device it names."""
-        keys = [case.key for case in cases]
-        found: dict[str, Measurement] = {}
-        for text in self._texts(_MEASUREMENTS.c.case_key.in_(keys)):
+    def by_device(self, cases: Sequence[Case]) -> dict[DeviceFacts, dict[str, Measurement]]:
+        """For each device that has measured one of the cases the newest measurement of each, by the case's key. The
+        device whose last measurement is the newest comes first."""
+        found: dict[DeviceFacts, dict[str, Measurement]] = {}
+        for text in self._texts(_MEASUREMENTS.c.case_key.in_([case.key for case in cases])):
             measurement = self._read(text)
-            found[measurement.case.key] = measurement
-        return found
+            # Taken out and put in again: so the order is that of the last measurements.
+            others = found.pop(measurement.device, {})
+            found[measurement.device] = {**others, measurement.case.key: measurement}
+        return dict(reversed(found.items()))
 
     def everything(self) -> list[Measurement]:
         """All measurements, oldest first."""
@@ -112,7 +114,7 @@ class Store:
     def _read(self, text: str) -> Measurement:
         try:
             return load_measurement(json.loads(text))
-        except (KeyError, TypeError, ValueError):
+        except ValueError:
             raise self._unreadable(_("a measurement in it is of another form")) from None
 
     @contextmanager

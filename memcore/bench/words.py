@@ -29,6 +29,7 @@ _STATUS_LABELS = {
     Status.OUT_OF_MEMORY: mark("out of memory"),
     Status.CANCELLED: mark("cancelled"),
 }
+WAITS_FOR_OTHERS = mark("Another program measures on this device; this begins when that has ended.")
 
 
 def case_label(case: Case) -> str:

@@ -11,9 +11,12 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
+from time import sleep
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.jobs.device_lock import device_lock
 from memcore.jobs.heavy_job import HeavyJob, HeavyLimits, OnResult, Progress, Step
 from memcore.jobs.process import POLL_S, Worker, outcome_of
 from memcore.jobs.results import JobStatus, Outcome
@@ -25,13 +28,20 @@ _CLOSE_S = 5.0
 class HeavyLane:
     """Jobs of all sessions, first come, first served on each device. Safe to call from any thread.
 
+    `locks`: the folder through which programs of this machine wait for one another's jobs; None waits for nobody.
     `extra_tasks` adds to :data:`memcore.jobs.tasks.TASKS`. `quiet` throws away what workers write to stderr.
     """
 
     def __init__(
-        self, limits: HeavyLimits | None = None, *, extra_tasks: Mapping[str, str] | None = None, quiet: bool = False
+        self,
+        limits: HeavyLimits | None = None,
+        *,
+        locks: Path | None = None,
+        extra_tasks: Mapping[str, str] | None = None,
+        quiet: bool = False,
     ) -> None:
         self.limits = limits or HeavyLimits()
+        self._locks = locks
         self._quiet = quiet
         self._start_text = json.dumps(
             {
@@ -109,7 +119,7 @@ class HeavyLane:
         while (job := self._next_job(device)) is not None:
             status = JobStatus.CRASHED
             try:
-                status = self._work(job)
+                status = self._alone(job, device)
             finally:
                 with self._changed:
                     self._running[device] = None
@@ -126,6 +136,17 @@ class HeavyLane:
                     return self._running[device]
                 self._changed.wait()
             return None
+
+    def _alone(self, job: HeavyJob, device: str) -> JobStatus:
+        """Run a job while no other program measures on its device; how it ended."""
+        with device_lock(self._locks, device) as lock:
+            while not lock.take():
+                job.waits_for_others = True
+                if (status := job.verdict()) is not None:
+                    return status
+                sleep(POLL_S)
+            job.waits_for_others = False
+            return self._work(job)
 
     def _work(self, job: HeavyJob) -> JobStatus:
         """Run a job's cases; how it ended."""

@@ -12,6 +12,8 @@ from memcore.jobs.process import encode_request
 from memcore.jobs.results import JobResult, JobStatus, Outcome, in_words
 from memcore.units import GIB, MIB
 
+_MOST_OF_A_CASE = 0.95
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeavyLimits:
@@ -19,7 +21,8 @@ class HeavyLimits:
 
     `queue` jobs waiting for each device; `case_timeout_s` for one case, the start of its worker included;
     `job_timeout_s` for all cases of a job; `memory_bytes` of private memory per worker; `heartbeat_s`: a job that
-    nobody has looked at for so long is dropped; `reply_bytes` for one case's answer as JSON.
+    nobody has looked at for so long is dropped (a browser looks once a minute for a tab in the background);
+    `reply_bytes` for one case's answer as JSON.
 
     Raises `ValueError` for a limit that leaves nothing to work with.
     """
@@ -28,7 +31,7 @@ class HeavyLimits:
     case_timeout_s: float = 60.0
     job_timeout_s: float = 300.0
     memory_bytes: int = 8 * GIB
-    heartbeat_s: float = 75.0
+    heartbeat_s: float = 90.0
     reply_bytes: int = MIB
 
     def __post_init__(self) -> None:
@@ -54,8 +57,9 @@ class Progress:
 
     `place`: jobs before it, 0 when it runs or has ended. `estimate_s` until it ends, about, those before it
     included. `results` of the cases that ended, in order. `status` is None until the job has ended: done when
-    every case ran, however each of them ended; else cancelled or timed_out. `complaint`: the sentence of a
-    result that could not be passed on.
+    every case ran, however each of them ended; else cancelled or timed_out. `waits_for_others`: it is the first
+    here, but another program measures on the device. `case_share`: how much of the running case is done, about,
+    from 0 to 1. `complaint`: the sentence of a result that could not be passed on.
     """
 
     place: int
@@ -63,6 +67,8 @@ class Progress:
     num_steps: int
     results: tuple[JobResult, ...]
     status: JobStatus | None
+    waits_for_others: bool
+    case_share: float
     complaint: str
 
 
@@ -80,6 +86,7 @@ class HeavyJob:
         self._limits = limits
         self._results: list[JobResult] = []
         self._complaint = ""
+        self.waits_for_others = False
         self._seen_s = time.monotonic()
         self._begun_s: float | None = None
         self._case_begun_s = 0.0
@@ -111,6 +118,8 @@ class HeavyJob:
             num_steps=len(self.requests),
             results=results,
             status=self._status,
+            waits_for_others=self.waits_for_others,
+            case_share=self._case_share(len(results)),
             complaint=self._complaint,
         )
 
@@ -121,11 +130,20 @@ class HeavyJob:
         if self._ended.is_set():
             return 0.0
         done = len(self._results)
-        expected = sum(self._estimates_s[:done])
-        taken = sum(result.seconds for result in self._results)
-        pace = taken / expected if expected else 1.0
-        left = pace * sum(self._estimates_s[done:])
+        left = self._pace(done) * sum(self._estimates_s[done:])
         return max(left - self.case_seconds(), 0.0) if self._begun_s is not None else left
+
+    def _pace(self, done: int) -> float:
+        """What the first cases have taken over what was expected."""
+        expected = sum(self._estimates_s[:done])
+        return sum(result.seconds for result in self._results[:done]) / expected if expected else 1.0
+
+    def _case_share(self, done: int) -> float:
+        """How much of the case that runs is done; never all of it, whatever was expected."""
+        if self._begun_s is None or done == len(self._estimates_s):
+            return 0.0
+        expected = self._pace(done) * self._estimates_s[done]
+        return min(self.case_seconds() / expected, _MOST_OF_A_CASE) if expected else 0.0
 
     def verdict(self) -> JobStatus | None:
         """Why it must not go on; None while it may."""

@@ -5,6 +5,7 @@ import signal
 import sqlite3
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,8 @@ from small_bench import attention_case, layers_case, projections_case
 from test_findings import sweep
 
 from memcore.bench.case import Case
-from memcore.bench.measurement import DeviceFacts, Status
-from memcore.bench.running import RunningSweep, State, find_device, known_cases
+from memcore.bench.measurement import DeviceFacts, Measurement, Status
+from memcore.bench.running import RunningSweep, State, find_device
 from memcore.bench.store import Store
 from memcore.bench.sweeps import SweepKind
 from memcore.jobs import HeavyLane, HeavyLimits, JobStatus
@@ -74,6 +75,11 @@ def worker_pid() -> int:
     raise AssertionError("no worker was started")
 
 
+def kept(store: Store, cases: list[Case]) -> dict[str, Measurement]:
+    """What the store has of the cases, of whatever device."""
+    return {key: each for found in store.by_device(cases).values() for key, each in found.items()}
+
+
 def statuses(state: State, *cases: Case) -> list[Status]:
     return [state.measured[case.key].status for case in cases]
 
@@ -82,7 +88,7 @@ def test_a_sweep_is_measured_kept_and_known_the_next_time(lane, store, device):
     state = finished(start(lane, store, device, QUICK, ALSO_QUICK))
     assert state.progress.status is JobStatus.DONE
     assert statuses(state, QUICK, ALSO_QUICK) == [Status.DONE, Status.DONE]
-    assert store.latest([QUICK, ALSO_QUICK]) == state.measured
+    assert kept(store, [QUICK, ALSO_QUICK]) == state.measured
     again = finished(start(lane, store, device, QUICK, layers_case(), reuse=True))
     assert again.progress.num_steps == 1
     assert again.measured[QUICK.key] == state.measured[QUICK.key]
@@ -101,7 +107,7 @@ def test_progress_names_the_case_that_runs(lane, store, device):
     state = finished(running)
     assert state.progress.status is JobStatus.CANCELLED
     assert statuses(state, QUICK) == [Status.DONE]
-    assert set(store.latest([QUICK, LONG])) == {QUICK.key}
+    assert set(kept(store, [QUICK, LONG])) == {QUICK.key}
 
 
 def test_sigkill_in_mid_case_loses_that_case_alone(lane, store, device):
@@ -114,7 +120,7 @@ def test_sigkill_in_mid_case_loses_that_case_alone(lane, store, device):
     assert statuses(state, QUICK, LONG, ALSO_QUICK) == [Status.DONE, Status.CRASHED, Status.DONE]
     assert "signal 9" in state.measured[LONG.key].reason
     # That the worker was killed says nothing of the case.
-    assert set(store.latest([QUICK, LONG, ALSO_QUICK])) == {QUICK.key, ALSO_QUICK.key}
+    assert set(kept(store, [QUICK, LONG, ALSO_QUICK])) == {QUICK.key, ALSO_QUICK.key}
 
 
 def test_out_of_memory_is_a_result_that_is_kept(lane, store, device):
@@ -122,7 +128,7 @@ def test_out_of_memory_is_a_result_that_is_kept(lane, store, device):
     flash = attention_case(seq_len=16_384, attention="flash", num_heads=1, num_kv_heads=1)
     state = finished(start(lane, store, device, large, QUICK))
     assert statuses(state, large, QUICK) == [Status.OUT_OF_MEMORY, Status.DONE]
-    assert store.latest([large])[large.key].status is Status.OUT_OF_MEMORY
+    assert kept(store, [large])[large.key].status is Status.OUT_OF_MEMORY
     state = finished(start(lane, store, device, flash))
     assert statuses(state, flash) == [Status.DONE]
 
@@ -136,12 +142,33 @@ def test_a_locked_store_loses_nothing_that_is_on_the_screen(lane, store, device,
     assert statuses(state, ALSO_QUICK, QUICK) == [Status.DONE, Status.DONE]
     assert "in use by another program" in state.progress.complaint
     state = finished(start(lane, store, device, ALSO_QUICK))
-    assert set(store.latest([ALSO_QUICK])) == {ALSO_QUICK.key}
+    assert set(kept(store, [ALSO_QUICK])) == {ALSO_QUICK.key}
 
 
-def test_another_device_has_measured_nothing_here(lane, store, device):
-    finished(start(lane, store, device, QUICK))
-    asked = sweep(SweepKind.FRONTIER, QUICK)
-    other = DeviceFacts(kind="cuda", name="a GPU", driver="", total_bytes=1, torch="2.13.0", transformers="5.24.0")
-    assert known_cases(store, asked, other) == {}
-    assert set(known_cases(store, asked, None)) == {QUICK.key}
+def test_what_another_device_measured_later_hides_nothing(lane, store, device):
+    state = finished(start(lane, store, device, QUICK))
+    later = replace(state.measured[QUICK.key], device=replace(device, name="a GPU"), measured_at="2099-01-01T00:00:00Z")
+    store.add([later])
+    again = finished(start(lane, store, device, QUICK, reuse=True))
+    assert again.progress.num_steps == 0
+    assert again.measured == state.measured
+
+
+def test_two_programs_do_not_measure_on_one_device_at_once(store, device, tmp_path):
+    """Two lanes with one folder of locks stand for two programs: the lock is on an open file, not on a process."""
+    first, second = (HeavyLane(LIMITS, locks=tmp_path, quiet=True) for _ in range(2))
+    try:
+        one = start(first, store, device, LONG)
+        while one.look().running is None:
+            time.sleep(0.05)
+        other = start(second, store, device, QUICK)
+        end_s = time.monotonic() + 10
+        while not (state := other.look()).progress.waits_for_others and time.monotonic() < end_s:
+            time.sleep(0.05)
+        assert state.progress.waits_for_others
+        assert state.running is None
+        one.cancel()
+        assert statuses(finished(other), QUICK) == [Status.DONE]
+    finally:
+        first.close()
+        second.close()

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 from small_bench import CPU, attention_case, layers_case, measured
 
-from memcore.bench.measurement import Status
+from memcore.bench.measurement import Status, dump_measurement
 from memcore.bench.store import FORMAT, Store
 from memcore.errors import UserError
 
 CASE = attention_case()
+_DATA = dump_measurement(measured(CASE))
+WITHOUT_A_NUMBER = {**_DATA, "figures": {**_DATA["figures"], "peak_bytes": "much"}}
+WITHOUT_A_DEVICE = {**_DATA, "device": {**_DATA["device"], "name": ["a", "list"]}}
 
 
 @pytest.fixture
@@ -28,7 +31,7 @@ def store(path: Path) -> Store:
 
 class TestKeeping:
     def test_nothing_is_made_before_something_is_kept(self, store: Store, path: Path):
-        assert store.latest([CASE]) == {}
+        assert store.by_device([CASE]) == {}
         assert store.everything() == []
         store.add([])
         assert not path.exists()
@@ -46,7 +49,7 @@ class TestKeeping:
         old, new = measured(CASE, 1000), measured(CASE, 2000, measured_at="2026-05-06T07:08:09Z")
         store.add([new])
         store.add([old])
-        assert store.latest([CASE, attention_case(seq_len=512)]) == {CASE.key: new}
+        assert store.by_device([CASE, attention_case(seq_len=512)]) == {CPU: {CASE.key: new}}
 
     def test_another_program_reads_what_was_written(self, store: Store, path: Path):
         store.add([measured(CASE)])
@@ -89,6 +92,8 @@ class TestExchange:
             {"format": FORMAT, "measurements": [{}]},
             {"format": FORMAT, "measurements": [1]},
             {"format": FORMAT, "measurements": None},
+            {"format": FORMAT, "measurements": [WITHOUT_A_NUMBER]},
+            {"format": FORMAT, "measurements": [WITHOUT_A_DEVICE]},
         ],
     )
     def test_anything_else_is_refused_with_a_sentence(self, store: Store, data: object):
@@ -110,7 +115,7 @@ class TestTrouble:
     def test_a_file_that_is_no_database_is_one_sentence(self, store: Store, path: Path):
         path.parent.mkdir()
         path.write_bytes(b"not a database" * 1000)
-        for use in (store.everything, lambda: store.add([measured(CASE)]), lambda: store.latest([CASE])):
+        for use in (store.everything, lambda: store.add([measured(CASE)]), lambda: store.by_device([CASE])):
             with pytest.raises(UserError, match=r"measurements\.sqlite cannot be used .*move it away") as raised:
                 use()
             assert "\n" not in str(raised.value)
@@ -129,7 +134,7 @@ class TestTrouble:
         with sqlite3.connect(path) as connection:
             connection.execute("update measurements set measurement = '{}'")
         with pytest.raises(UserError, match="of another form"):
-            store.latest([CASE])
+            store.by_device([CASE])
 
     def test_a_locked_file_is_one_sentence_and_works_again_after(self, store: Store, path: Path):
         store.add([measured(CASE)])
@@ -138,7 +143,7 @@ class TestTrouble:
             with pytest.raises(UserError, match="in use by another program"):
                 store.add([measured(layers_case())])
             with pytest.raises(UserError, match="in use by another program"):
-                store.latest([CASE])
+                store.by_device([CASE])
             other.execute("rollback")
         store.add([measured(layers_case())])
         assert len(store.everything()) == 2
@@ -152,7 +157,9 @@ class TestTrouble:
         with pytest.raises(UserError, match="cannot be used"):
             Store(tmp_path / "file" / "measurements.sqlite").add([measured(CASE)])
 
-    def test_devices_are_told_apart(self, store: Store):
+    def test_devices_are_told_apart_and_the_last_to_measure_comes_first(self, store: Store):
         other = replace(CPU, name="another CPU")
         store.add([measured(CASE, 1), measured(CASE, 2, device=other, measured_at="2027-01-01T00:00:00Z")])
-        assert store.latest([CASE])[CASE.key].device == other
+        found = store.by_device([CASE])
+        assert list(found) == [other, CPU]
+        assert [each[CASE.key].figures.peak_bytes for each in found.values()] == [2, 1]
