@@ -51,6 +51,11 @@ class Settings:
         return self.hub_lookup and not self.hosted
 
     @property
+    def may_take_in(self) -> bool:
+        """Whether a visitor may add measurements made elsewhere: never in hosted mode, where all would see them."""
+        return not self.hosted
+
+    @property
     def store_path(self) -> Path:
         """The file of measurements."""
         if self.store:

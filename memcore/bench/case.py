@@ -22,6 +22,8 @@ class Part(StrEnum):
     PROJECTIONS = "projections"
 
 
+# Kinds of device that are measured: ROCm's is torch's "cuda" too.
+DEVICE_KINDS = ("cpu", "cuda", "xpu")
 # The names of attention here, and in a scenario's workload and a trace. Plain is torch's math path, or the model's
 # own eager code where a whole layer runs.
 ATTENTIONS = {"plain": "eager", "flash": "flash", "memory_efficient": "memory_efficient"}

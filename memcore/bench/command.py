@@ -12,7 +12,7 @@ from memcore.bench.findings import findings
 from memcore.bench.report import sweep_report, sweep_text
 from memcore.bench.running import RunningSweep, State, find_device, measuring_lane
 from memcore.bench.slices import make_slice
-from memcore.bench.store import Store
+from memcore.bench.store import MAX_EXPORT_CHARS, Store
 from memcore.bench.sweeps import SweepKind, plan
 from memcore.bench.words import WAITS_FOR_OTHERS, case_label
 from memcore.budget import evidence_for
@@ -23,8 +23,6 @@ from memcore.settings import settings
 from memcore.units import ByteUnit
 
 _LOOK_S = 0.2
-# An export holds as much as the store does; this is far more than a team measures in years.
-MAX_EXPORT_CHARS = 200_000_000
 
 Read = Callable[[str, int], str]
 

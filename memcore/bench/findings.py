@@ -109,6 +109,13 @@ def step_seconds(figures: Figures) -> float:
     return figures.forward.median + figures.backward.median
 
 
+def spread_percent(figures: Figures) -> float:
+    """How far its repeats lie from the median, at the most, in percent."""
+    median = step_seconds(figures)
+    least, most = (getattr(figures.forward, each) + getattr(figures.backward, each) for each in ("least", "most"))
+    return 100 * max(most - median, median - least) / median if median else 0.0
+
+
 def _frontier(sweep: Sweep, measured: Mapping[str, Measurement]) -> tuple[Measurement, ...]:
     cost = {
         key: (each.figures.peak_bytes, step_seconds(each.figures))

@@ -5,12 +5,13 @@ from dataclasses import asdict
 from typing import Any
 
 from memcore.bench.case import dump_case
-from memcore.bench.findings import Findings, step_seconds
-from memcore.bench.measurement import DeviceFacts, Measurement, dump_measurement
+from memcore.bench.findings import Findings, spread_percent, step_seconds
+from memcore.bench.measurement import DeviceFacts, Figures, Measurement, dump_measurement
 from memcore.bench.sweeps import Sweep
-from memcore.bench.words import case_label, found_here, outcome
+from memcore.bench.words import case_label, found_here, status_label, without_figures
 from memcore.columns import table, wrap
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.units import ByteUnit, format_bytes, format_percent, format_seconds
 
 
@@ -66,17 +67,12 @@ def sweep_text(
     unit: ByteUnit,
 ) -> str:
     """The same as a table, what was found in words, and every reduction."""
-    heading = [_("case"), _("peak"), _("trace"), _("formula"), _("kept"), _("time"), _("gradients"), _("measured")]
-    rows = [heading]
-    for case in sweep.cases:
-        each = measured.get(case.key)
-        rows.append([case_label(case), *_cells(each, formulas.get(case.key), unit)])
-    where = _("Measured on {device}, with torch {torch} and transformers {transformers}.")
-    described = where.format(device=device.name, torch=device.torch, transformers=device.transformers)
-    paragraphs = [described, table(rows, "~>>>>>>>")]
-    reasons = {outcome(each) for case in sweep.cases if (each := measured.get(case.key)) is not None} - {""}
+    rows = case_rows(sweep, measured, formulas, unit)
+    lines = [[_(HEADINGS[name]) for name in _IN_TEXT], *([row[name] for name in _IN_TEXT] for row in rows)]
+    paragraphs = [where_measured(device), table(lines, "~>>>>>>>")]
+    tried = [measured[case.key] for case in sweep.cases if case.key in measured]
     paragraphs += _wrapped(found_here(sweep, found, unit))
-    paragraphs += _wrapped([*sorted(reasons), *sweep.notes()])
+    paragraphs += _wrapped([*without_figures(tried), *sweep.notes()])
     return "\n\n".join(paragraphs)
 
 
@@ -84,21 +80,65 @@ def _wrapped(sentences: Sequence[str]) -> list[str]:
     return ["\n".join(line for sentence in sentences for line in wrap(sentence))] if sentences else []
 
 
-def _cells(found: Measurement | None, formula: int | None, unit: ByteUnit) -> list[str]:
-    """The figures of a case beside its name; gaps where there are none."""
-    expected = "" if formula is None else format_bytes(formula, unit)
-    if found is None or found.figures is None:
-        status = _("not measured") if found is None else _("none: see below")
-        return [status, "", expected, "", "", "", "" if found is None else found.measured_at[:10]]
-    figures = found.figures
-    traced = figures.traced_bytes
-    apart = figures.gradient_difference
-    return [
-        format_bytes(figures.peak_bytes, unit),
-        "" if traced is None else format_percent(100 * (traced / figures.peak_bytes - 1)),
-        expected,
-        format_bytes(figures.kept_bytes, unit),
-        format_seconds(step_seconds(figures)),
-        "" if apart is None else f"{apart:.0e}",
-        found.measured_at[:10],
-    ]
+def where_measured(device: DeviceFacts) -> str:
+    """The device and what ran on it, as a sentence."""
+    sentence = _("Measured on {device}, with torch {torch} and transformers {transformers}.")
+    named = f"{device.name} ({device.driver})" if device.driver else device.name
+    return sentence.format(device=named, torch=device.torch, transformers=device.transformers)
+
+
+# What a table has of each case, and its headings.
+HEADINGS = {
+    "case": mark("case"),
+    "peak": mark("peak"),
+    "trace": mark("trace"),
+    "formula": mark("formula"),
+    "kept": mark("kept"),
+    "reserved": mark("reserved"),
+    "time": mark("time"),
+    "spread": mark("spread"),
+    "forward": mark("forward"),
+    "backward": mark("backward"),
+    "recompute": mark("recompute"),
+    "loss": mark("loss"),
+    "gradients": mark("gradients"),
+    "kernel": mark("kernel"),
+    "measured": mark("measured"),
+}
+_IN_TEXT = ("case", "peak", "trace", "formula", "kept", "time", "gradients", "measured")
+
+
+def case_rows(
+    sweep: Sweep, measured: Mapping[str, Measurement], formulas: Mapping[str, int], unit: ByteUnit
+) -> list[dict[str, str]]:  # fmt: skip
+    """One row for each case, by the names of `HEADINGS`; gaps where there is no figure."""
+    rows = []
+    for case in sweep.cases:
+        found, formula = measured.get(case.key), formulas.get(case.key)
+        row = dict.fromkeys(HEADINGS, "") | {"case": case_label(case)}
+        row["formula"] = "" if formula is None else format_bytes(formula, unit)
+        row["measured"] = "" if found is None else found.measured_at[:10]
+        if found is None or found.figures is None:
+            row["peak"] = _("not measured") if found is None else status_label(found)
+        else:
+            row |= _cells(found.figures, unit)
+        rows.append(row)
+    return rows
+
+
+def _cells(figures: Figures, unit: ByteUnit) -> dict[str, str]:
+    traced, again = figures.traced_bytes, figures.recompute
+    differences = {"loss": figures.loss_difference, "gradients": figures.gradient_difference}
+    return {
+        "peak": format_bytes(figures.peak_bytes, unit),
+        "trace": "" if traced is None else format_percent(100 * (traced / figures.peak_bytes - 1)),
+        "kept": format_bytes(figures.kept_bytes, unit),
+        "reserved": "" if figures.reserved_bytes is None else format_bytes(figures.reserved_bytes, unit),
+        "time": format_seconds(step_seconds(figures)),
+        "spread": f"±{spread_percent(figures):.0f}%",
+        "forward": format_seconds(figures.forward.median),
+        "backward": format_seconds(figures.backward.median),
+        "recompute": "" if again is None else format_seconds(again.median),
+        **{name: "" if apart is None else f"{apart:.0e}" if apart else "0" for name, apart in differences.items()},
+        "kernel": figures.kernel.removeprefix("aten::"),
+    }

@@ -16,6 +16,8 @@ from memcore.settings import settings
 
 # How often who waits looks.
 _LOOK_S = 0.1
+# What the first case takes longer: its worker imports torch and transformers.
+_START_S = 3.0
 
 
 def measuring_lane() -> HeavyLane:
@@ -61,7 +63,12 @@ class RunningSweep:
         self._measured: Mapping[str, Measurement] = store.by_device(sweep.cases).get(device, {}) if reuse else {}
         self._cases = [case for case in sweep.cases if case.key not in self._measured]
         steps = [
-            Step(task="measure", payload={"case": dump_case(case)}, estimate_s=estimate_s(case)) for case in self._cases
+            Step(
+                task="measure",
+                payload={"case": dump_case(case)},
+                estimate_s=estimate_s(case) + (_START_S if place == 0 else 0),
+            )
+            for place, case in enumerate(self._cases)
         ]
         self._job: HeavyJob = lane.submit(steps, device=device.kind, on_result=self._keep)
 

@@ -35,6 +35,8 @@ from memcore.i18n import gettext as _
 # How long a call waits for another program that writes to the file.
 LOCK_S = 5.0
 FORMAT = "memcore_measurements_1"
+# An export holds as much as the store does; this is far more than a team measures in years.
+MAX_EXPORT_CHARS = 200_000_000
 
 _TABLES = MetaData()
 _MEASUREMENTS = Table(

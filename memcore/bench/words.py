@@ -1,5 +1,7 @@
 """Cases, results and findings in words."""
 
+from collections.abc import Iterable
+
 from memcore.bench.case import Case, Part
 from memcore.bench.findings import Findings, step_seconds
 from memcore.bench.fits import PowerLaw
@@ -7,6 +9,7 @@ from memcore.bench.measurement import Measurement, Status
 from memcore.bench.sweeps import Sweep, SweepKind
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
+from memcore.jobs import JobStatus, Progress
 from memcore.units import ByteUnit, format_bytes
 
 SWEEP_LABELS = {
@@ -28,6 +31,13 @@ _STATUS_LABELS = {
     Status.TIMED_OUT: mark("out of time"),
     Status.OUT_OF_MEMORY: mark("out of memory"),
     Status.CANCELLED: mark("cancelled"),
+}
+# What a sweep is for.
+SWEEP_PURPOSES = {
+    SweepKind.SEQUENCE: mark("Where attention is quadratic and where it is linear: alone, and within a whole layer."),
+    SweepKind.DEPTH: mark("What O(L) becomes with sqrt(L) segments, on a textbook's layer and on the model's own."),
+    SweepKind.SEGMENTS: mark("Which number of layers per segment takes the least, measured and predicted."),
+    SweepKind.FRONTIER: mark("What each attention with each checkpointing takes in memory and in time."),
 }
 WAITS_FOR_OTHERS = mark("Another program measures on this device; this begins when that has ended.")
 
@@ -66,7 +76,31 @@ def outcome(measurement: Measurement) -> str:
         if case.attention == "plain":
             sentence = _("out of memory at {tokens:,} tokens, {attention} attention: that is the point")
         return sentence.format(tokens=case.tokens, attention=_(ATTENTION_LABELS[case.attention]))
-    return measurement.reason or _(_STATUS_LABELS[measurement.status])
+    return measurement.reason or status_label(measurement)
+
+
+def without_figures(measurements: Iterable[Measurement]) -> list[str]:
+    """Why there are cases without figures: each reason once, with the cases that it holds for."""
+    cases: dict[str, list[str]] = {}
+    for each in measurements:
+        if reason := outcome(each):
+            cases.setdefault(reason, []).append(case_label(each.case))
+    return [f"{reason} ({'; '.join(labels)})" for reason, labels in cases.items()]
+
+
+def status_label(measurement: Measurement) -> str:
+    """How a case without figures ended, in a few words."""
+    return _(_STATUS_LABELS[measurement.status])
+
+
+def how_it_ended(progress: Progress) -> str:
+    """What a run's end leaves undone, as a sentence; empty where nothing."""
+    done = {"done": sum(each.status is not JobStatus.CANCELLED for each in progress.results), "all": progress.num_steps}
+    if progress.status is JobStatus.CANCELLED:
+        return _("Cancelled after {done} of {all} cases; what was measured stays.").format(**done)
+    if progress.status is JobStatus.TIMED_OUT:
+        return _("Out of time after {done} of {all} cases; what was measured stays.").format(**done)
+    return ""
 
 
 def found_here(sweep: Sweep, found: Findings, unit: ByteUnit) -> list[str]:

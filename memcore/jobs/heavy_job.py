@@ -71,6 +71,12 @@ class Progress:
     case_share: float
     complaint: str
 
+    @property
+    def share(self) -> float:
+        """How much of the job is done, about, from 0 to 1; the running case counts by its share."""
+        done = len(self.results) + self.case_share
+        return min(done / self.num_steps, 1.0) if self.num_steps else 1.0
+
 
 OnResult = Callable[[int, JobResult], None]
 
