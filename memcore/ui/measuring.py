@@ -262,7 +262,7 @@ def _table(result: Result, formulas: dict[str, int], unit: ByteUnit) -> None:
         st.caption(
             _(
                 "Peak: beyond weights and inputs, with each gradient given back once complete. Trace: how far off the "
-                "peak it is. Loss and gradients: relative differences from the plain variant's, since checkpointing and "
+                "peak it is. Loss and gradients: relative differences from the plain variant's: checkpointing and "
                 "flash change memory, not results."
             )
         )
