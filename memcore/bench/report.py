@@ -1,6 +1,6 @@
 """A sweep's results as JSON data and as text for a terminal."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -72,12 +72,14 @@ def sweep_text(
     paragraphs = [where_measured(device), table(lines, "~>>>>>>>")]
     tried = [measured[case.key] for case in sweep.cases if case.key in measured]
     paragraphs += _wrapped(found_here(sweep, found, unit))
-    paragraphs += _wrapped([*without_figures(tried), *sweep.notes()])
+    paragraphs += _wrapped(f"{reason} ({'; '.join(cases)})" for reason, cases in without_figures(tried).items())
+    paragraphs += _wrapped(sweep.notes())
     return "\n\n".join(paragraphs)
 
 
-def _wrapped(sentences: Sequence[str]) -> list[str]:
-    return ["\n".join(line for sentence in sentences for line in wrap(sentence))] if sentences else []
+def _wrapped(sentences: Iterable[str]) -> list[str]:
+    lines = [line for sentence in sentences for line in wrap(sentence)]
+    return ["\n".join(lines)] if lines else []
 
 
 def where_measured(device: DeviceFacts) -> str:

@@ -79,13 +79,13 @@ def outcome(measurement: Measurement) -> str:
     return measurement.reason or status_label(measurement)
 
 
-def without_figures(measurements: Iterable[Measurement]) -> list[str]:
+def without_figures(measurements: Iterable[Measurement]) -> dict[str, list[str]]:
     """Why there are cases without figures: each reason once, with the cases that it holds for."""
     cases: dict[str, list[str]] = {}
     for each in measurements:
         if reason := outcome(each):
             cases.setdefault(reason, []).append(case_label(each.case))
-    return [f"{reason} ({'; '.join(labels)})" for reason, labels in cases.items()]
+    return cases
 
 
 def status_label(measurement: Measurement) -> str:

@@ -77,7 +77,8 @@ def _without_form(budget: Budget, unit: ByteUnit) -> None:
 
 
 def _link_to_measuring() -> None:
-    st.markdown(f":material/speed: [{_('The same, measured on real kernels')}](#{measuring.ANCHOR})")
+    text = _("The same, measured on real kernels")
+    st.markdown(f":material/speed: [{text}](#{measuring.ANCHOR})")
 
 
 def _peak_of(budget: Budget, category: Category) -> int:

@@ -8,18 +8,23 @@ from memcore.bench.case import Part
 from memcore.bench.findings import Segments
 from memcore.bench.lines import Cost, Line, Panel
 from memcore.bench.sweeps import SweepKind
-from memcore.bench.words import ATTENTION_LABELS, PART_LABELS, checkpointing_label
+from memcore.bench.words import ATTENTION_LABELS, checkpointing_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.terms import Category
 from memcore.ui.charts import layout
-from memcore.ui.palette import CATEGORY_COLOURS, GREY, MEASURED_ATTENTION_COLOURS, TERM_COLOURS
+from memcore.ui.palette import CATEGORY_COLOURS, GREY, MEASURED_ATTENTION_COLOURS, VARIANT_COLOURS
 from memcore.units import ByteUnit
 
 _SIZES = {
     SweepKind.SEQUENCE: mark("tokens per sequence"),
     SweepKind.DEPTH: mark("layers (L)"),
     SweepKind.SEGMENTS: mark("layers per segment (k)"),
+}
+_TITLES = {
+    Part.ATTENTION: mark("Attention alone"),
+    Part.LAYERS: mark("Whole layers"),
+    Part.PROJECTIONS: mark("The textbook's layer: a stack of projections"),
 }
 _SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x")
 # The names of kinds of checkpointing that take a number, without it.
@@ -28,7 +33,7 @@ _COUNTED = {"segments": mark("in segments"), "save": mark("checkpointing but for
 
 def panel_title(panel: Panel) -> str:
     """What a panel's chart is of."""
-    return _(PART_LABELS[panel.part])
+    return _(_TITLES[panel.part])
 
 
 def over_size(panel: Panel, kind: SweepKind, found: Segments | None, unit: ByteUnit) -> go.Figure:
@@ -36,7 +41,7 @@ def over_size(panel: Panel, kind: SweepKind, found: Segments | None, unit: ByteU
     was fitted (solid). Both axes are logarithmic, but for segments."""
     figure = go.Figure()
     for position, line in enumerate(panel.lines):
-        _variant(figure, line, panel.part, TERM_COLOURS[-1 - position % len(TERM_COLOURS)], kind, unit)
+        _variant(figure, line, panel.part, VARIANT_COLOURS[position % len(VARIANT_COLOURS)], kind, unit)
     _keys(figure, panel)
     if found is not None:
         _best(figure, panel, found, unit)
@@ -44,9 +49,9 @@ def over_size(panel: Panel, kind: SweepKind, found: Segments | None, unit: ByteU
     sizes = sorted({size for line in panel.lines for size, _num_bytes in line.measured})
     scale = "linear" if kind is SweepKind.SEGMENTS else "log"
     figure.update_xaxes(type=scale, title=_(_SIZES[kind]), tickvals=sizes, ticktext=[f"{size:,.0f}" for size in sizes])
-    figure.update_yaxes(
-        type=scale, title=_("peak ({unit})").format(unit=unit.value), tickformat=",~g", rangemode="tozero", nticks=6
-    )
+    figure.update_yaxes(type=scale, title=_("peak ({unit})").format(unit=unit.value), tickformat=",~g")
+    # On a logarithmic axis ticks at 1, 2 and 5.
+    figure.update_yaxes(**({"rangemode": "tozero"} if scale == "linear" else {"dtick": "D2"}))
     return layout(figure, 420)
 
 

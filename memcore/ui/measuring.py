@@ -193,8 +193,7 @@ def _results(budget: Budget, kind: SweepKind, unit: ByteUnit) -> None:
     result = _choose(known)
     formulas = formula_bytes(result.sweep, light_lane().ask)
     found = findings(result.sweep, result.measured, predicted_k(result.sweep, light_lane().ask))
-    for sentence in found_here(result.sweep, found, unit):
-        st.markdown(f"- {sentence}")
+    st.markdown("\n".join(f"- {sentence}" for sentence in found_here(result.sweep, found, unit)))
     _charts(result, formulas, found, unit)
     _notes(result)
     _table(result, formulas, unit)
@@ -248,7 +247,8 @@ def _notes(result: Result) -> None:
     missing = without_figures(result.tried())
     if missing:
         st.subheader(_("Without figures"))
-        st.markdown("\n".join(f"- {sentence}" for sentence in missing))
+        for reason, cases in missing.items():
+            st.markdown("\n".join([f"- {reason}", *(f"    - {case}" for case in cases)]))
     st.subheader(_("What was made smaller"))
     st.markdown("\n".join(f"- {note}" for note in result.sweep.notes()))
 

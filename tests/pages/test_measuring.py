@@ -173,7 +173,7 @@ class TestWhatIsKnown:
             "out of memory at 256 tokens, plain attention: that is the point (attention alone, plain, 256 tokens)"
             in said
         )
-        assert "Not available here: no such kernel. (attention alone, flash, 256 tokens)" in said
+        assert "Not available here: no such kernel.\n    - attention alone, flash, 256 tokens" in said
 
     def test_what_was_measured_elsewhere_can_be_chosen(self, store: Store):
         store.add(results(SweepKind.SEQUENCE, GPU))
