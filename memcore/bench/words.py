@@ -71,12 +71,20 @@ def outcome(measurement: Measurement) -> str:
     if measurement.status is Status.DONE:
         return ""
     case = measurement.case
+    if measurement.status is Status.UNAVAILABLE:
+        return no_kernel(case.attention)
     if measurement.status is Status.OUT_OF_MEMORY and case.part is not Part.PROJECTIONS:
         sentence = _("out of memory at {tokens:,} tokens, {attention} attention")
         if case.attention == "plain":
             sentence = _("out of memory at {tokens:,} tokens, {attention} attention: that is the point")
         return sentence.format(tokens=case.tokens, attention=_(ATTENTION_LABELS[case.attention]))
     return measurement.reason or status_label(measurement)
+
+
+def no_kernel(attention: str) -> str:
+    """Why an attention cannot be measured on a device."""
+    sentence = _("Not available here: torch has no {name} attention kernel for this device, dtype and head size.")
+    return sentence.format(name=_(ATTENTION_LABELS[attention]))
 
 
 def without_figures(measurements: Iterable[Measurement]) -> dict[str, list[str]]:

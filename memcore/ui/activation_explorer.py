@@ -78,7 +78,7 @@ def _without_form(budget: Budget, unit: ByteUnit) -> None:
 
 def _link_to_measuring() -> None:
     text = _("The same, measured on real kernels")
-    st.markdown(f":material/speed: [{text}](#{measuring.ANCHOR})")
+    st.markdown(f"[{text}](#{measuring.ANCHOR})")
 
 
 def _peak_of(budget: Budget, category: Category) -> int:

@@ -240,6 +240,13 @@ def _charts(result: Result, formulas: dict[str, int], found: Findings, unit: Byt
         figure = measured_charts.over_size(panel, kind, found.segments, unit)
         key = f"measured_{kind.value}_{panel.part.value}"
         st.plotly_chart(figure, config=charts.CONFIG, alt=measured_charts.panel_title(panel), key=key)
+    if kind is not SweepKind.FRONTIER:
+        st.caption(
+            _(
+                "Measured and traced peaks hold each weight's gradient for the moment at which it is made; the closed "
+                "form is of activations alone."
+            )
+        )
 
 
 def _notes(result: Result) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from memcore.i18n import gettext as _
+from memcore.bench.words import no_kernel
 
 _BACKENDS = {
     "plain": SDPBackend.MATH,
@@ -42,7 +42,7 @@ def only(attention: str) -> Iterator[None]:
             yield
     except RuntimeError as error:
         if any(text in str(error).lower() for text in _NO_KERNEL):
-            raise UnavailableError(_no_kernel(attention)) from error
+            raise UnavailableError(no_kernel(attention)) from error
         raise
 
 
@@ -55,9 +55,4 @@ def kernel_that_ran(attention: str, operations: Set[str]) -> str:
             return found[0]
     elif fused[attention]:
         return fused[attention][0]
-    raise UnavailableError(_no_kernel(attention))
-
-
-def _no_kernel(attention: str) -> str:
-    sentence = _("Not available here: torch has no {name} attention kernel for this device, dtype and head size.")
-    return sentence.format(name=attention.replace("_", "-"))
+    raise UnavailableError(no_kernel(attention))

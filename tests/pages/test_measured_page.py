@@ -1,6 +1,6 @@
 """The measured part of the activation explorer as users meet it: results from a store, sweeps, two users at once.
 
-Run: pytest tests/pages/test_measuring.py. Most results are made up, with a law that is known; two sweeps are real.
+Run: pytest tests/pages/test_measured_page.py. Most results are made up, with a law that is known; two sweeps are real.
 """
 
 import json
@@ -170,10 +170,10 @@ class TestWhatIsKnown:
         store.add([no_memory, no_kernel, *rest])
         said = words(explorer())
         assert (
-            "out of memory at 256 tokens, plain attention: that is the point (attention alone, plain, 256 tokens)"
+            "out of memory at 256 tokens, plain attention: that is the point\n    - attention alone, plain, 256 tokens"
             in said
         )
-        assert "Not available here: no such kernel.\n    - attention alone, flash, 256 tokens" in said
+        assert "this device, dtype and head size.\n    - attention alone, flash, 256 tokens" in said
 
     def test_what_was_measured_elsewhere_can_be_chosen(self, store: Store):
         store.add(results(SweepKind.SEQUENCE, GPU))
@@ -197,7 +197,7 @@ class TestWhatIsKnown:
     def test_another_language(self, store: Store):
         store.add(results(SweepKind.FRONTIER))
         at = explorer(SweepKind.FRONTIER, lang="zh")
-        assert "GPU" not in words(at)
+        assert "在真实内核上测量" in [header.value for header in at.main.header]
         assert "frontier" not in words(at)
 
     def test_a_file_that_is_no_store_is_one_sentence(self, store: Store, tmp_path: Path):

@@ -1,6 +1,6 @@
 """Measuring in a real browser: start a sweep, watch it, cancel it, run one to its end, reload and find the result.
 
-Run: pytest tests/browser/test_measuring.py. The model is small, so that a sweep takes seconds on a CPU.
+Run: pytest tests/browser/test_measuring_in_browser.py. The model is small, so that a sweep takes seconds on a CPU.
 """
 
 import re
