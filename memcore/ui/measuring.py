@@ -262,7 +262,9 @@ def _notes(result: Result) -> None:
 
 def _table(result: Result, formulas: dict[str, int], unit: ByteUnit) -> None:
     with st.expander(
-        _("Every case, with its times and its results beside the plain variant's"), icon=":material/table:"
+        _("Every case, with its times and its results beside the plain variant's"),
+        key="measured_cases",
+        icon=":material/table:",
     ):
         rows = case_rows(result.sweep, result.measured, formulas, unit)
         table([{_(HEADINGS[name]): cell for name, cell in row.items()} for row in rows], _("Every case measured"))
@@ -279,7 +281,7 @@ def _table(result: Result, formulas: dict[str, int], unit: ByteUnit) -> None:
 
 
 def _exchange() -> None:
-    with st.expander(_("Export and import"), icon=":material/swap_vert:"):
+    with st.expander(_("Export and import"), key="measured_exchange", icon=":material/swap_vert:"):
         st.download_button(
             _("All measurements (JSON)"),
             lambda: json.dumps(_store().export(), ensure_ascii=False),
