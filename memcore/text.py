@@ -331,3 +331,8 @@ def _modules_text(budget: Budget, unit: ByteUnit) -> Iterator[str]:
     if found is not None:
         title = _("Alive at {moment}, by module").format(moment=found.moment.label)
         yield table([(title, "", ""), *alive_rows(found, unit)], "<><")
+
+
+def events_text(events: Sequence[Sequence[Any]]) -> str:
+    """Every storage that a traced step takes and gives back, one in a line: moment, category, module, bytes."""
+    return "\n".join(",".join(map(str, event)) for event in events)

@@ -16,6 +16,7 @@ TASKS: Mapping[str, str] = {
     "count_config": "memcore.counting:count_config",
     "fetch_config": "memcore.hub:fetch_config",
     "trace": "memcore.trace.task:trace_task",
+    "trace_events": "memcore.trace.task:events_task",
     "trace_sizes": "memcore.trace.task:sizes_task",
 }
 
