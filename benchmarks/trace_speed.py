@@ -2,16 +2,18 @@
 
 Run: python benchmarks/trace_speed.py [--json] [--skip-memtracker]; --growth [200] for the worker's memory.
 
-A trace builds the model, runs its forward and backward on fake tensors and replays them over all layers; times are
-those of the worker's task, the median of five, after another model was traced. The cold time is that of a worker's
-first trace, its start and imports included. torch.distributed._tools.mem_tracker.MemTracker builds the same model at
-full depth and runs the same step, and the optimizer's, once. Both peaks are of weights, gradients and activations
-over forward and backward. It asserts nothing.
+A trace builds the model, runs its forward, backward and optimizer step on fake tensors and replays them over all
+layers; times are those of the worker's task, the median of five, after another model was traced and with nothing kept.
+The cold time is that of a worker's first trace, its start and imports included; `any_size_s` that of an answer at a
+size that was not traced, once the model was prepared for it. torch.distributed._tools.mem_tracker.MemTracker builds
+the same model at full depth and runs the same step, and the optimizer's, once. Both peaks are of weights, gradients and
+activations over forward and backward. It asserts nothing.
 """
 
 import argparse
 import gc
 import json
+import os
 import statistics
 import sys
 import time
@@ -41,6 +43,7 @@ def payload(name: str, **wanted: Any) -> dict[str, Any]:
         "checkpointing": "none",
         "loss": "unfused",
         "kernels": "cpu",
+        "step": {"name": "adamw", "implementation": "foreach", "momentum": False, "dtype": "bf16"},
         **wanted,
     }
 
@@ -49,11 +52,17 @@ def seconds(lane: LightLane, request: dict[str, Any], runs: int = RUNS) -> tuple
     """The median time of a trace in the lane's worker, and what it found."""
     taken = []
     for _run in range(runs):
-        result = lane.run("trace", request)
+        result = lane.run("trace_anew", request)
         if result.status is not JobStatus.DONE or result.value is None:
             sys.exit(f"trace failed: {result.message}")
         taken.append(result.seconds)
     return statistics.median(taken), result.value
+
+
+def any_size(lane: LightLane) -> float:
+    """The median time of an answer at a new size each, after the model was prepared for any."""
+    lane.run("trace_sizes", payload(LLAMA_8B))
+    return statistics.median(lane.run("trace", payload(LLAMA_8B, seq_len=TOKENS + n)).seconds for n in range(RUNS))
 
 
 def tracker_step() -> tuple[float, int]:
@@ -85,7 +94,9 @@ def tracker_step() -> tuple[float, int]:
 
 def speed(*, skip_tracker: bool) -> dict[str, Any]:
     """All times, and the ratio to MemTracker."""
-    lane = LightLane(LaneLimits(timeout_s=LIMIT_S, cache_entries=0), quiet=True)
+    os.environ["MEMCORE_CACHE_DIR"] = ""
+    anew = {"trace_anew": "memcore.trace.task:trace_anew"}
+    lane = LightLane(LaneLimits(timeout_s=LIMIT_S, cache_entries=0), extra_tasks=anew, quiet=True)
     start = time.perf_counter()
     seconds(lane, payload(OTHER), runs=1)
     report: dict[str, Any] = {"cold_s": time.perf_counter() - start}
@@ -94,6 +105,7 @@ def speed(*, skip_tracker: bool) -> dict[str, Any]:
     report["llama_405b_s"], _value = seconds(lane, payload(LLAMA_405B))
     report["llama_405b_checkpointed_s"], _value = seconds(lane, payload(LLAMA_405B, checkpointing="full"))
     report["llama_405b_at_most_s"] = 1.3 * report["llama_8b_s"] + 0.3
+    report["any_size_s"] = any_size(lane)
     lane.close()
     if not skip_tracker:
         report["memtracker_8b_s"], peak = tracker_step()
@@ -108,12 +120,12 @@ def speed(*, skip_tracker: bool) -> dict[str, Any]:
 
 def growth(traces: int) -> dict[str, Any]:
     """Resident MiB of a process that does a worker's task again and again, over the traces."""
-    from memcore.trace.tracer import trace_task
+    from memcore.trace.task import trace_anew
 
     names = (LLAMA_8B, OTHER, "google/gemma-3-1b-pt", "Qwen/Qwen3-30B-A3B", "openai-community/gpt2")
     sizes: dict[int, float] = {}
     for number in range(1, traces + 1):
-        trace_task(payload(names[number % len(names)], seq_len=512 + number))
+        trace_anew(payload(names[number % len(names)], seq_len=512 + number))
         if number % max(traces // 10, 1) == 0:
             gc.collect()
             sizes[number] = resident_mib()

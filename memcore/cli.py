@@ -31,7 +31,17 @@ from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
 from memcore.settings import settings
-from memcore.text import budget_text, catalogue_text, config_text, ds_config_text, gpus_text, model_text, trace_text
+from memcore.text import (
+    budget_text,
+    catalogue_text,
+    config_text,
+    ds_config_text,
+    events_text,
+    gpus_text,
+    model_text,
+    trace_text,
+)
+from memcore.trace.request import trace_request
 from memcore.units import ByteUnit
 
 EXIT_STATUS = {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: 1, Verdict.UNCERTAIN: 3}
@@ -109,6 +119,8 @@ def _parser() -> _Parser:
     about_trace = _("activations and loss from the real model on fake tensors, beside the closed form")
     traced = command("trace", _trace, about_trace)
     traced.add_argument("scenario", metavar="SCENARIO.json", help=_('a scenario as JSON; "-" reads standard input'))
+    about_events = _("every storage that the step takes and gives back instead: moment, category, module and bytes")
+    traced.add_argument("--events", action="store_true", help=about_events)
     models = command("models", _models, _("the models of the catalogue, one of them, or a config.json counted"))
     one = models.add_mutually_exclusive_group()
     one.add_argument("name", nargs="?", metavar="NAME", help=_("a model of the catalogue"))
@@ -136,8 +148,12 @@ def _predict(args: argparse.Namespace) -> tuple[int, str]:
 def _trace(args: argparse.Namespace) -> tuple[int, str]:
     scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
     evidence = evidence_for(scenario, _ask, traced=True)
-    if evidence.profile is None:
+    request = trace_request(scenario)
+    if evidence.profile is None or isinstance(request, str):
         raise UserError(evidence.untraced)
+    if args.events:
+        events = _ask("trace_events", request)["events"]
+        return 0, _json(events) if args.json else events_text(events)
     budget = predict(scenario, evidence)
     text = _json(trace_report(budget)) if args.json else trace_text(budget, ByteUnit(args.unit))
     return EXIT_STATUS[budget.verdict], text

@@ -281,6 +281,7 @@ def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
         activation_kept=_activation_kept(read(("hidden_act", "hidden_activation", "activation_function"), str)),
         softmax_fp32=config.model_type not in _SOFTMAX_IN_COMPUTE_DTYPE,
         softcap=bool(getattr(config, "attn_logit_softcapping", None)),
+        final_softcap=bool(getattr(config, "final_logit_softcapping", None)),
         router_fp32=config.model_type in _ROUTER_IN_FP32,
         rotary=hasattr(config, "rope_parameters") or hasattr(config, "rotary_dim"),
         parallel=config.model_type in _ALWAYS_PARALLEL or bool(getattr(config, "use_parallel_residual", False)),

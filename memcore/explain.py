@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memcore.alive import AliveTable
 from memcore.budget import Budget, Missing, Verdict
+from memcore.compare import PhasePair
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
@@ -14,7 +15,7 @@ from memcore.scenario import Device, Method, Scenario
 from memcore.states import State
 from memcore.terms import Category, EvidenceKind, Phase, Term
 from memcore.trace.profile import ActivationProfile
-from memcore.units import ByteUnit, format_bytes, format_count
+from memcore.units import ByteUnit, format_bytes, format_count, format_percent
 from memcore.zero import share, share_formula
 
 CATEGORY_LABELS = {
@@ -40,9 +41,7 @@ VERDICT_LABELS = {
     Verdict.UNCERTAIN: mark("Tight"),
     Verdict.DOES_NOT_FIT: mark("Does not fit"),
 }
-NO_CLOSED_FORM = mark(
-    "No closed form lies within the error band of this architecture's trace: its activations are always traced."
-)
+NO_CLOSED_FORM = mark("No closed form stands for this model under this recipe: its activations are always traced.")
 EVIDENCE_LABELS = {
     EvidenceKind.FORMULA: mark("formula"),
     EvidenceKind.TRACE: mark("trace"),
@@ -215,6 +214,12 @@ def about_trace(profile: ActivationProfile) -> str:
     return about.format(
         traced=profile.traced_layers, layers=profile.num_layers, versions=profile.versions, kernels=profile.kernels
     )
+
+
+def difference(pair: PhasePair) -> str:
+    """How far the closed form is off the trace, and the term that accounts for most of it."""
+    percent = format_percent(pair.difference_percent)
+    return percent if pair.mostly is None else f"{percent} ({term_label(pair.mostly[0])})"
 
 
 def alive_rows(table: AliveTable, unit: ByteUnit) -> list[tuple[str, str, str]]:

@@ -170,7 +170,9 @@ def loss_rows(budget: Budget) -> list[tuple[str, int]]:
 
     def size(loss: str) -> int:
         each = workload.model_copy(update={"loss": loss})
-        return loss_bytes(each, shapes.vocab_size, shapes.hidden_size, width, trains_head=full)[0]
+        return loss_bytes(
+            each, shapes.vocab_size, shapes.hidden_size, width, trains_head=full, softcap=shapes.final_softcap
+        )[0]
 
     return [(loss, size(loss)) for loss in LOSSES]
 

@@ -94,9 +94,9 @@ class Shapes:
     `norm`: what the layer's norm keeps for its backward, one of "rms" (an FP32 copy and the normalised
     values), "rms_fp32" (both in FP32) and "layer" (its input). `activation_kept`: tensors of the MLP's
     inner width that the activation function keeps. `softmax_fp32`: whether plain attention's softmax runs
-    in FP32, `softcap` whether its scores pass a tanh first, `router_fp32` whether the experts' router reads
-    its input in FP32. `parallel`: whether attention and MLP read the same input. The first two are found by
-    running the module itself on a small tensor.
+    in FP32, `softcap` whether its scores pass a tanh first, `final_softcap` whether the logits do,
+    `router_fp32` whether the experts' router reads its input in FP32. `parallel`: whether attention and MLP
+    read the same input. The first two are found by running the module itself on a small tensor.
     """
 
     hidden_size: int = 0
@@ -111,6 +111,7 @@ class Shapes:
     activation_kept: int = 1
     softmax_fp32: bool = True
     softcap: bool = False
+    final_softcap: bool = False
     router_fp32: bool = False
     rotary: bool = True
     parallel: bool = False

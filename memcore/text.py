@@ -16,6 +16,7 @@ from memcore.explain import (
     about_trace,
     alive_rows,
     assumptions,
+    difference,
     explain_term,
     term_label,
     verdict_sentence,
@@ -24,7 +25,7 @@ from memcore.hardware import Accelerator
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.models import Role
-from memcore.units import GB, ByteUnit, format_bytes, format_count, format_percent, format_rate, format_seconds
+from memcore.units import GB, ByteUnit, format_bytes, format_count, format_rate, format_seconds
 
 ROLE_LABELS = {
     Role.EMBEDDING: mark("embedding"),
@@ -309,13 +310,12 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
             _(PHASE_LABELS[pair.phase]),
             format_bytes(pair.traced, unit),
             format_bytes(pair.closed, unit),
-            format_percent(pair.difference_percent),
-            term_label(pair.mostly[0]) if pair.mostly else "-",
+            difference(pair),
         )
         for pair in beside_closed_form(budget)
     ]
-    header = (_("Phase"), _("traced"), _("closed form"), _("difference"), _("mostly in"))
-    beside = table([header, *rows], "<>>><") if rows else "\n".join(wrap(_(NO_CLOSED_FORM)))
+    header = (_("Phase"), _("traced"), _("closed form"), _("difference, mostly in"))
+    beside = table([header, *rows], "<>><") if rows else "\n".join(wrap(_(NO_CLOSED_FORM)))
     alive = [(_("At the peak"), "", "")]
     alive += [
         (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))
@@ -331,3 +331,8 @@ def _modules_text(budget: Budget, unit: ByteUnit) -> Iterator[str]:
     if found is not None:
         title = _("Alive at {moment}, by module").format(moment=found.moment.label)
         yield table([(title, "", ""), *alive_rows(found, unit)], "<><")
+
+
+def events_text(events: Sequence[Sequence[Any]]) -> str:
+    """Every storage that a traced step takes and gives back, one in a line: moment, category, module, bytes."""
+    return "\n".join(",".join(map(str, event)) for event in events)

@@ -115,6 +115,52 @@ class TestPredict:
         assert "num_key_value_heads = 4" in capsys.readouterr().out
 
 
+class TestTrace:
+    """One small model: its gradients are all that a step leaves behind."""
+
+    SCENARIO: Mapping[str, Any] = {
+        "model": {"config": TINY_LLAMA},
+        "recipe": {"convention": "fp32"},
+        "workload": {"seq_len": 128, "micro_batch": 2},
+    }
+
+    def told(self, write: Any, capsys: pytest.CaptureFixture[str], *options: str, **parts: Any) -> str:
+        main(["trace", write({**self.SCENARIO, **parts}), *options])
+        return capsys.readouterr().out
+
+    def test_every_storage_that_is_taken_is_given_back_but_for_gradients(self, write: Any, capsys: Any) -> None:
+        lines = [line.split(",") for line in self.told(write, capsys, "--events").splitlines()]
+        levels: dict[str, int] = {}
+        for _moment, category, _module, size in lines:
+            levels[category] = levels.get(category, 0) + int(size)
+        assert levels.pop("gradients") == 4 * TINY_LLAMA_PARAMS
+        assert set(levels.values()) == {0}
+        moments = list(dict.fromkeys(moment for moment, *_rest in lines))
+        assert moments == ["forward[0]", "forward[1]", "loss", "backward[1]", "backward[0]"]
+        assert {"mlp.up_proj", "self_attn", "input_layernorm", "lm_head"} <= {module for _m, _c, module, _s in lines}
+
+    def test_events_add_up_to_the_profile(self, write: Any, capsys: Any) -> None:
+        events = json.loads(self.told(write, capsys, "--events", "--json"))
+        report = json.loads(self.told(write, capsys, "--json"))
+        level = most = 0
+        for _moment, category, _module, size in events:
+            level += 0 if category == "gradients" else size
+            most = max(most, level)
+        alive = sum(row["bytes"] for row in report["alive"]["modules"])
+        assert most == alive
+        assert report["by_phase"][0].keys() == {"phase", "traced_bytes", "closed_form_bytes", "mostly_in"}
+
+    def test_the_text_names_the_modules(self, write: Any, capsys: Any) -> None:
+        out = self.told(write, capsys)
+        assert "2 of 2 layers ran" in out
+        assert "Alive at" in out
+        assert "mlp.gate_proj" in out
+        assert max(map(len, out.splitlines())) <= 100
+
+    def test_a_count_has_nothing_to_trace(self, write: Any, capsys: Any) -> None:
+        assert "no model to trace" in refusal(capsys, "trace", write(single(10**9)))
+
+
 class TestModels:
     def test_the_table_has_every_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["models"]) == 0

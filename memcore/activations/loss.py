@@ -18,20 +18,21 @@ NUM_LOSS_CHUNKS = 8
 
 
 def loss_bytes(
-    workload: Workload, vocab: int, hidden: int, width: int, *, trains_head: bool = True
+    workload: Workload, vocab: int, hidden: int, width: int, *, trains_head: bool = True, softcap: bool = False
 ) -> tuple[int, Formula, str]:
     """Bytes of logits and loss at their peak, the formula and its source.
 
     Unfused: 12 bytes per logit in FP32 (log-softmax, its gradient, the logits' gradient), and the logits
     themselves where the loop keeps them; measured with torch 2.13: 10 in the forward, 12 at the peak, 14 with
-    the outputs held. Chunked, without a compiler: the whole logits, every chunk's FP32 log-softmax, which
-    autograd keeps, and one chunk's FP32 copy, or in the backward, where the logits are held, two gradients of a
-    chunk; measured in BF16: 6.5 and 7.0. Fused: one chunk's logits, which their gradient overwrites, the gradient
-    of the hidden states and, where the head is trained, the head's.
+    the outputs held. `softcap`: the logits pass a tanh, whose result stays for the backward. Chunked, without a
+    compiler: the whole logits, every chunk's FP32 log-softmax, which autograd keeps, and one chunk's FP32 copy, or
+    in the backward, where the logits are held, two gradients of a chunk; measured in BF16: 6.5 and 7.0. Fused: one
+    chunk's logits, which their gradient overwrites, the gradient of the hidden states and, where the head is trained,
+    the head's.
     """
     tokens = workload.micro_batch * workload.seq_len
     if workload.loss == "unfused":
-        each = 12 + (width if workload.logits_retained else 0)
+        each = 12 + (width if workload.logits_retained else 0) + (width if softcap else 0)
         return each * tokens * vocab, product_formula(rf"{each}\,T\,V", each, tokens, vocab), _UNFUSED_SOURCE
     if workload.loss == "chunked":
         chunk = ceil_div(tokens, NUM_LOSS_CHUNKS)

@@ -7,9 +7,11 @@ from memcore.activations.held import is_used
 from memcore.activations.layer import LayerForm, Traits, layer_form, norm_bytes
 from memcore.activations.loss import loss_bytes, product_formula
 from memcore.activations.recompute import Checkpointing, checkpointing
-from memcore.models import AdaptedWeight, Inventory, Role, Tensor
+from memcore.engine_options import EngineName
+from memcore.models import Inventory, Role, Tensor
+from memcore.recipes import ConventionName, DType
 from memcore.scenario import Lora, Method, Scenario
-from memcore.states import ModelStates
+from memcore.states import ModelStates, precision_of
 from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, in_phases
 
 _HUGGING_FACE = "transformers 5.24, the model's own modeling file, tensors saved for the backward"
@@ -62,21 +64,24 @@ def model_activations(scenario: Scenario, states: ModelStates, inventory: Invent
 
 
 def has_form(inventory: Inventory, scenario: Scenario) -> bool:
-    """Whether the closed form stands for the model's architecture, and for what the scenario asks for: what a layer
-    keeps where some operations' results are saved, where adapters have dropout or are on experts, is left to the
-    trace."""
-    work, lora = scenario.workload, scenario.recipe.lora
-    by_operation = work.checkpointing.startswith("save(")
-    dropped = lora is not None and lora.dropout > 0
-    experts = inventory.fused_experts and any(
-        adapted.tensor.role is Role.EXPERTS for adapted in _adapted(scenario, inventory)
-    )
-    return is_used(inventory.model_class, work.attention) and not (by_operation or dropped or experts)
+    """Whether the closed form stands for the model's architecture and for the recipe; what else there is is traced.
 
-
-def _adapted(scenario: Scenario, inventory: Inventory) -> list[AdaptedWeight]:
-    recipe = scenario.recipe
-    return [] if recipe.method is Method.FULL else inventory.lora_modules((recipe.lora or Lora()).targets)
+    It does not know which results are saved by operation, and what autocast copies; of adapters it knows those in FP32
+    on the modules of a dense model that computes in 16 bit, without dropout.
+    """
+    recipe, work = scenario.recipe, scenario.workload
+    convention = precision_of(recipe).convention
+    sixteen_bit = convention.compute_dtype.size < DType.FP32.size
+    if work.checkpointing.startswith("save(") or not is_used(inventory.model_class, work.attention):
+        return False
+    if recipe.convention is ConventionName.AMP_AUTOCAST and sixteen_bit:
+        return False
+    if recipe.method is Method.FULL:
+        return True
+    lora = recipe.lora or Lora()
+    fp32 = lora.adapter_dtype is DType.FP32 and scenario.parallelism.engine is not EngineName.DEEPSPEED
+    experts = any(tensor.role is Role.EXPERTS for tensor in inventory.tensors())
+    return sixteen_bit and fp32 and not lora.dropout and not experts
 
 
 def layer_forms(scenario: Scenario, states: ModelStates, inventory: Inventory) -> tuple[LayerForm, ...] | None:
@@ -181,7 +186,9 @@ def loss_terms(
     work = scenario.workload
     tokens = work.micro_batch * work.seq_len
     full = states.trained == states.n_params
-    num_bytes, formula, source = loss_bytes(work, shapes.vocab_size, shapes.hidden_size, width, trains_head=full)
+    num_bytes, formula, source = loss_bytes(
+        work, shapes.vocab_size, shapes.hidden_size, width, trains_head=full, softcap=shapes.final_softcap
+    )
     norm = tokens * shapes.hidden_size * (norm_bytes(shapes.norm, full, width) + width)
     held = width * tokens * shapes.vocab_size if work.logits_retained and work.loss != "fused" else 0
 

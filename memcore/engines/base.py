@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from memcore.engine_options import ENGINE_OPTIONS
-from memcore.models import Inventory
+from memcore.models import Inventory, Role
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Scenario
 from memcore.states import ModelStates, State
@@ -68,7 +68,8 @@ def resident(inputs: Inputs, state: State, bytes_per_rank: int | None = None) ->
 def backward_share(inputs: Inputs) -> dict[int, int]:
     """Parameters whose gradients exist once the backward of layer i is done, by i.
 
-    What lies after the layers (final norm, head) comes first in the backward, the embedding last.
+    What lies after the layers (final norm, head) comes first in the backward, the embedding last. A tied embedding's
+    gradient is there from the start: the head's share of it.
     """
     inventory, states = inputs.inventory, inputs.states
     if inventory is None or states.trained != inventory.n_params or not inventory.layers:
@@ -87,6 +88,11 @@ def backward_share(inputs: Inputs) -> dict[int, int]:
     for index in reversed(range(len(layers))):
         done += layers[index].numel
         alive[index] = done
+    # Tied, there is no head after the layers: its weight is the embedding's.
+    if inventory.tied:
+        head = max((t.numel for t in inventory.tensors() if t.role is Role.EMBEDDING), default=0)
+        alive = {index: count + head for index, count in alive.items()}
+        before -= head
     alive[0] += before
     return alive
 

@@ -19,6 +19,7 @@ TASKS: Mapping[str, str] = {
     "fetch_config": "memcore.hub:fetch_config",
     "measure": "memcore.bench.worker.measure:measure_task",
     "trace": "memcore.trace.task:trace_task",
+    "trace_events": "memcore.trace.task:events_task",
     "trace_sizes": "memcore.trace.task:sizes_task",
 }
 

@@ -21,12 +21,9 @@ _SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 
 
 @contextmanager
-def autocast(dtype: torch.dtype, *, like_cuda: bool) -> Iterator[None]:
-    """Autocast to a 16-bit dtype, with its cache of cast weights, until the block ends."""
-    if not like_cuda:
-        with torch.autocast("cpu", dtype):
-            yield
-        return
+def cuda_lists() -> Iterator[None]:
+    """CUDA's lists of operations for the CPU's autocast, until the block ends: for a whole step, since a recomputed
+    forward turns autocast on again."""
     torch_library: Any = torch.library
     library = torch_library.Library("aten", "IMPL")
     try:
@@ -34,8 +31,7 @@ def autocast(dtype: torch.dtype, *, like_cuda: bool) -> Iterator[None]:
             _register(library, name, _cast_first)
         for name in _TO_FP32:
             _register(library, name, _ask_for_fp32)
-        with torch.autocast("cpu", dtype):
-            yield
+        yield
     finally:
         library._destroy()  # noqa: SLF001  else it would stay for the life of the process
 

@@ -24,7 +24,7 @@ class ActivationProfile:
     """Bytes alive beside weights, gradients and optimizer states, at the fullest instant of each moment.
 
     The moments are the forward of each layer, the loss, and the backward of each layer from the last to the first:
-    2 `num_layers` + 1. A parameter's gradient counts as temporary until it is complete, then no more.
+    2 `num_layers` + 1. A parameter's gradient is a state from the moment it is taken.
     `with_gradients`: for each moment the most bytes at any of its instants with all gradients kept, in their
     parameters' dtype, as a plain training loop does. `optimizer_step_bytes`: what the optimizer makes for a moment,
     None where its step was not traced; `trained_bytes`: those of one value of a trained parameter. `kernels` says

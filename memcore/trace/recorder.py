@@ -30,6 +30,7 @@ _IN_PLACE_UNWATCHED = frozenset(
         torch.ops.aten.index_add.default,
     }
 )
+_SUM = torch.ops.aten.add.Tensor
 _CAST = torch.ops.aten._to_copy.default  # noqa: SLF001
 _current_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001  torch's only way to ask
 _next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # noqa: SLF001
@@ -38,15 +39,14 @@ _next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # noqa: S
 @dataclass(slots=True)
 class Change:
     """Bytes taken (or given back, where negative) in a segment of the step, by a module. `storage` numbers the
-    storage, None for what an operation takes for a moment. `gradient`: as a parameter's gradient. `recomputed`: taken
-    while autograd records, which in a backward is a forward that runs again. `cast`: a parameter in another dtype.
-    `rounded`: the bytes follow the rounded sequence length."""
+    storage, None for what an operation takes for a moment. `recomputed`: taken while autograd records, which in a
+    backward is a forward that runs again. `cast`: a parameter in another dtype. `rounded`: the bytes follow the rounded
+    sequence length."""
 
     segment: str
     storage: int | None
     num_bytes: int
     module: str
-    gradient: bool = False
     recomputed: bool = False
     cast: bool = False
     rounded: bool = False
@@ -73,7 +73,10 @@ class Recorder(TorchDispatchMode):
         # The segment that begins with the next operation; what is given back until then belongs to the one before.
         self.next_segment: str | None = None
         self.changes: list[Change] = []
-        self._gradients: set[int] = set()
+        # The storages that are, or become, parameters' gradients.
+        self.gradients: set[int] = set()
+        # For a sum made in the backward the older of its operands: a gradient that waited for the other.
+        self._waited: dict[int, int] = {}
         # A storage whose successor may be itself, and the change in which the successor was taken.
         self._succeeded: tuple[int, Change] | None = None
         self._same_as: dict[int, int] = {}
@@ -113,6 +116,8 @@ class Recorder(TorchDispatchMode):
                 change.cast = func is _CAST and args[0].untyped_storage()._cdata in self._known  # noqa: SLF001
                 if func in _IN_PLACE_UNWATCHED and not torch.is_grad_enabled():
                     self._expect_in_place(args[0], change)
+                if func is _SUM and not torch.is_grad_enabled():
+                    self._remember_operands(args, change)
         else:
             for tensor in tree_leaves(results):
                 if isinstance(tensor, torch.Tensor):
@@ -155,6 +160,12 @@ class Recorder(TorchDispatchMode):
         if number is not None and whole:
             self._succeeded = (number, taken)
 
+    def _remember_operands(self, args: tuple[Any, ...], taken: Change) -> None:
+        storages = (arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor))  # noqa: SLF001
+        numbers = [self._alive[key] for key in storages if key in self._alive]
+        if numbers and taken.storage is not None:
+            self._waited[taken.storage] = min(numbers)
+
     def _free(self, key: int, number: int, size: int, module: str) -> None:
         self._alive.pop(key, None)
         if self._succeeded is not None and self._succeeded[0] == number:
@@ -165,17 +176,12 @@ class Recorder(TorchDispatchMode):
             self._succeeded = None
             return
         number = self._same_as.get(number, number)
-        self.changes.append(Change(self.segment, number, -size, module, gradient=number in self._gradients))
+        self.changes.append(Change(self.segment, number, -size, module))
 
     def is_gradient(self, tensor: torch.Tensor | None) -> None:
-        """Mark a parameter's gradient: from here on it is a state, not an activation."""
-        if tensor is None:
-            return
-        storage = tensor.untyped_storage()
-        number = self._alive.get(storage._cdata)  # noqa: SLF001
-        number = None if number is None else self._same_as.get(number, number)
-        if number is not None and number not in self._gradients:
-            self._gradients.add(number)
-            size = storage.nbytes()
-            self.changes.append(Change(self.segment, number, -size, ""))
-            self.changes.append(Change(self.segment, number, size, "", gradient=True))
+        """Mark a parameter's gradient: a state, not an activation."""
+        number = None if tensor is None else self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        while number is not None:
+            self.gradients.add(self._same_as.get(number, number))
+            # A tied weight's gradient from the head waits through the backward for the embedding's.
+            number = self._waited.get(number)

@@ -4,9 +4,8 @@ A unit's forward and its backward leave the same bytes behind wherever it stands
 is the traced segments in its order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 
 from memcore.trace.tape import GRADIENTS, Tape
 
@@ -35,36 +34,66 @@ class _Segment:
 
 
 def replay(tape: Tape) -> Replayed:
-    """Lay the traced units out in the model's order."""
+    """Lay the traced units out in the model's order, and find the fullest instant of each moment."""
+    seen: dict[_Run, _Segment] = {}
+    segments = []
+    for _moment, run in _runs(tape):
+        if run not in seen:
+            seen[run] = _segment(tape, run)
+        segments.append(seen[run])
+    return _lay_out(segments, len(tape.keys))
+
+
+def timeline(tape: Tape) -> Iterator[tuple[str, str, str, int]]:
+    """Every storage taken and given back in the step of the whole model, in order: the moment (with the number of the
+    unit, which is the layer's where layers are units), category, module, and bytes."""
+    for moment, run in _runs(tape):
+        for index, times in run:
+            category, module = tape.keys[tape.owners[index]]
+            for _each in range(times):
+                yield moment, category, module, tape.changes[index]
+
+
+# Changes of a moment, each with how often it counts.
+_Run = tuple[tuple[int, int], ...]
+
+
+def _runs(tape: Tape) -> list[tuple[str, _Run]]:
+    """The changes of each moment of the whole model."""
     named: dict[str, list[int]] = {name: [] for name in tape.segments}
     for index, place in enumerate(tape.places):
         named[tape.segments[place]].append(index)
-    count = max(tape.order) + 1
-    forwards = [_segment(tape, named.get(f"forward {unit}", [])) for unit in range(count)]
-    backwards = [named.get(f"backward {unit}", []) for unit in range(count)]
-    last = [_segment(tape, indices) for indices in backwards]
+
+    def once(*segments: str, keep: Callable[[int], bool] = lambda index: True) -> _Run:
+        return tuple((index, 1) for name in segments for index in named.get(name, []) if keep(index))
+
+    units = range(max(tape.order) + 1)
+    forwards, last = [once(f"forward {unit}") for unit in units], [once(f"backward {unit}") for unit in units]
     # What all units share, such as rotary tables, is given back by the last of them alone.
-    earlier = [_segment(tape, [i for i in indices if _born_in(tape, i) != "before"]) for indices in backwards]
-    first = _segment(tape, [*named.get("before", []), *named.get(f"forward {tape.order[0]}", [])])
-    back = [last[unit] if tape.order.index(unit) == place else earlier[unit] for place, unit in enumerate(tape.order)]
+    earlier = [once(f"backward {unit}", keep=lambda index: _born_in(tape, index) != "before") for unit in units]
     # What units leave behind for the end of the forward, such as autocast's copies, is given back for each of them.
-    owners = [_born_in(tape, index) for index in named.get("loss", [])]
-    times = {f"forward {unit}": tape.order.count(unit) for unit in range(count)}
-    loss = _segment(tape, named.get("loss", []), [times.get(owner, 1) for owner in owners])
-    return _lay_out([first, *(forwards[unit] for unit in tape.order[1:]), loss, *reversed(back)], len(tape.keys))
+    times = {f"forward {unit}": tape.order.count(unit) for unit in units}
+    loss = tuple((index, times.get(_born_in(tape, index), 1)) for index in named.get("loss", []))
+    back = [last[unit] if tape.order.index(unit) == place else earlier[unit] for place, unit in enumerate(tape.order)]
+    return [
+        ("forward[0]", once("before", f"forward {tape.order[0]}")),
+        *((f"forward[{place}]", forwards[unit]) for place, unit in enumerate(tape.order) if place),
+        ("loss", loss),
+        *((f"backward[{place}]", back[place]) for place in reversed(range(len(back)))),
+    ]
 
 
 def _born_in(tape: Tape, index: int) -> str:
     return tape.segments[tape.born[index]]
 
 
-def _segment(tape: Tape, indices: Sequence[int], times: Sequence[int] | None = None) -> _Segment:
-    """Where a segment is fullest does not depend on the level at its start. `times`: how often each change counts."""
+def _segment(tape: Tape, run: _Run) -> _Segment:
+    """Where a segment is fullest does not depend on the level at its start."""
     end = [0] * len(tape.keys)
     found, level, best = _Segment(fullest=list(end), end=end), 0, 0
     states = {owner for owner, (category, _module) in enumerate(tape.keys) if category == GRADIENTS}
-    for index, count in zip(indices, times or repeat(1), strict=False):
-        change, owner = count * tape.changes[index], tape.owners[index]
+    for index, times in run:
+        change, owner = times * tape.changes[index], tape.owners[index]
         found.end_with_gradients += change
         found.most_with_gradients = max(found.most_with_gradients, found.end_with_gradients)
         if owner not in states:

@@ -3,25 +3,22 @@
 Worker processes only, like the recorder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from memcore.trace.recorder import Change
 from memcore.trace.tape import GRADIENTS, Tape
 
 
-def tape_of(changes: Sequence[Change], **about: Any) -> Tape:
-    """The changes as a tape; `about` are its other fields."""
-    owners = _owners(changes)
+def tape_of(changes: Sequence[Change], gradients: Collection[int], **about: Any) -> Tape:
+    """The changes as a tape; `gradients` are the storages of parameters' gradients, `about` its other fields."""
+    owners = {**_owners(changes), **dict.fromkeys(gradients, (GRADIENTS, ""))}
     segments: dict[str, int] = {}
     keys: dict[tuple[str, str], int] = {}
     born: dict[int | None, int] = {}
     columns: list[tuple[int, int, int, bool, int]] = []
     for change in changes:
-        if change.gradient:
-            key = (GRADIENTS, "")
-        else:
-            key = ("temporary", change.module) if change.storage is None else owners[change.storage]
+        key = ("temporary", change.module) if change.storage is None else owners[change.storage]
         place = segments.setdefault(change.segment, len(segments))
         owner = keys.setdefault(key, len(keys))
         birth = place if change.storage is None else born.setdefault(change.storage, place)

@@ -17,6 +17,7 @@ from memcore.settings import settings
 from memcore.trace.kept import Kept, KeptFiles
 from memcore.trace.limits import check_sizes
 from memcore.trace.profile import dump_profile
+from memcore.trace.replay import timeline
 from memcore.trace.request import Request, read_request
 from memcore.trace.sizes import NotPolynomialError, Size, checked_sizes, sampled_sizes, tape_at
 from memcore.trace.tape import Tape, dump_tape, load_tape
@@ -32,6 +33,19 @@ def trace_task(payload: dict[str, Any]) -> dict[str, Any]:
     request = read_request(payload)
     check_sizes(request.micro_batch, request.seq_len)
     return dump_profile(in_words(_tape(request), request))
+
+
+def events_task(payload: dict[str, Any]) -> dict[str, Any]:
+    """The worker's task "trace_events": every storage taken and given back, see memcore.trace.replay.timeline."""
+    request = read_request(payload)
+    check_sizes(request.micro_batch, request.seq_len)
+    return {"events": [list(event) for event in timeline(_tape(request))]}
+
+
+def trace_anew(payload: dict[str, Any]) -> dict[str, Any]:
+    """The same without what is kept: for measuring how long a trace takes."""
+    request = read_request(payload)
+    return dump_profile(in_words(record(request), request))
 
 
 def sizes_task(payload: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.trace import kernels
-from memcore.trace.autocasting import autocast
+from memcore.trace.autocasting import cuda_lists
 from memcore.trace.building import DTYPES, Built, build, make_fake, trained_shapes
 from memcore.trace.limits import check_sizes, positions_notes
 from memcore.trace.losses import hidden_of, loss_of
@@ -75,6 +75,8 @@ def _record(request: Request, attention: str) -> Tape:
         make_fake(built.model, DTYPES[request.adapters.dtype] if request.adapters else None)
         stack.enter_context(kernels.grouped_products())
         stack.enter_context(kernels.cuda_dropout() if request.kernels == "cuda" else nullcontext())
+        if request.autocast and request.kernels == "cuda":
+            stack.enter_context(cuda_lists())
         if built.plan.attention_only:
             stack.enter_context(kernels.recomputed_attention())
         tape = _run(built, tags, request, attention)
@@ -127,6 +129,7 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str) -> Tape:
     transient = step_transient(trained_shapes(built), request.step, dtype) if request.step else None
     return tape_of(
         recorder.changes,
+        recorder.gradients,
         order=plan.order,
         unit_sizes=tuple(len(unit) for unit in plan.units),
         traced_layers=plan.traced_layers,
@@ -142,8 +145,7 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str) -> Tape:
 
 def _step(model: Any, tokens: torch.Tensor, tags: _Tags, request: Request) -> None:
     """Forward, loss and backward."""
-    like_cuda = request.kernels == "cuda"
-    with autocast(DTYPES[request.dtype], like_cuda=like_cuda) if request.autocast else nullcontext():
+    with torch.autocast("cpu", DTYPES[request.dtype]) if request.autocast else nullcontext():
         if request.loss == "none":
             result = hidden_of(model, tokens)
             gradient = torch.empty_like(result)

@@ -17,8 +17,8 @@ from memcore.explain import (
     about_trace,
     alive_rows,
     assumptions,
+    difference,
     headroom,
-    term_label,
     verdict_sentence,
     warnings,
 )
@@ -26,7 +26,7 @@ from memcore.i18n import gettext as _
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
 from memcore.ui.palette import VERDICT_ICONS
-from memcore.units import ByteUnit, format_bytes, format_percent
+from memcore.units import ByteUnit, format_bytes
 
 # As long as a figure with its unit.
 UNBROKEN_CHARS = 9
@@ -153,8 +153,7 @@ def _beside(pairs: Sequence[PhasePair], unit: ByteUnit) -> None:
                 _("Phase"): _(PHASE_LABELS[pair.phase]),
                 _("traced"): format_bytes(pair.traced, unit),
                 _("closed form"): format_bytes(pair.closed, unit),
-                _("difference"): format_percent(pair.difference_percent),
-                _("mostly in"): term_label(pair.mostly[0]) if pair.mostly else "-",
+                _("difference, mostly in"): difference(pair),
             }
             for pair in pairs
         ],

@@ -11,13 +11,15 @@ from transformers import CONFIG_MAPPING
 
 from memcore.activations.held import architecture, deviation, is_used
 from memcore.activations.terms import layer_forms
-from memcore.budget import Missing, evidence_for, predict
+from memcore.budget import Budget, Evidence, Missing, evidence_for, predict
 from memcore.compare import beside_closed_form
 from memcore.counting import count_config
 from memcore.errors import UserError
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.scenario import parse_scenario
 from memcore.states import model_states
+from memcore.terms import Category
+from memcore.trace.profile import load_profile
 from memcore.trace.request import read_request, trace_request
 from memcore.trace.task import trace_task
 from memcore.trace.tracer import trace
@@ -118,6 +120,46 @@ def test_a_trace_that_fails_leaves_the_reason():
     evidence = evidence_for(scenario, failing)
     assert evidence.untraced == "It did not work."
     assert Missing.ACTIVATIONS in predict(scenario, evidence).missing
+
+
+MODELS = (
+    "meta-llama/Llama-3.1-8B", "google/gemma-2-9b", "openai-community/gpt2-xl", "microsoft/phi-1_5",
+    "mistralai/Mixtral-8x7B-v0.1", "bigcode/starcoder2-7b", "google/gemma-3-1b-pt",
+)  # fmt: skip
+RECIPES: dict[str, dict[str, Any]] = {
+    "bf16": {},
+    "fp32": {"convention": "fp32"},
+    "lora": {"method": "lora"},
+    "qlora": {"method": "qlora"},
+    "bf16 adapters": {"method": "lora", "lora": {"adapter_dtype": "bf16"}},
+    "autocast": {"convention": "amp_autocast"},
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("name", MODELS)
+def test_where_a_form_stands_its_peak_is_the_traces(name: str, recipe: str):
+    """Activations and loss at their fullest, with and without checkpointing; tied heads and capped logits are among
+    the models. Where none stands, what it would say is off by more, and it says nothing."""
+    for kind in ("none", "full"):
+        workload = {"seq_len": 1024, "micro_batch": 2, "checkpointing": kind}
+        scenario = parse_scenario({"model": {"name": name}, "recipe": RECIPES[recipe], "workload": workload})
+        closed = predict(scenario)
+        if recipe in ("bf16 adapters", "autocast") or (name.startswith("mistralai") and "lora" in recipe):
+            assert Missing.ACTIVATIONS in closed.missing
+            continue
+        request = trace_request(scenario)
+        assert isinstance(request, dict)
+        traced = predict(scenario, Evidence(profile=load_profile(trace_task(request))))
+        assert fullest(closed) == pytest.approx(fullest(traced), rel=0.09 if name.startswith("mistralai") else 0.035)
+        # With gradients as they come into being: a tied head's is there all the time.
+        assert closed.peak_bytes == pytest.approx(traced.peak_bytes, rel=0.02)
+
+
+def fullest(budget: Budget) -> int:
+    """The most that activations and loss take at any moment."""
+    sums = [budget.by_category(index) for index in range(len(budget.timeline))]
+    return max(each.get(Category.ACTIVATIONS, 0) + each.get(Category.LOSS, 0) for each in sums)
 
 
 def test_what_is_close_is_not_traced_unless_asked():

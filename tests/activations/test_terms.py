@@ -13,7 +13,7 @@ from published import published_inventory, published_scenario
 
 from memcore.activations import Kept, LayerForm, model_activations
 from memcore.budget import Budget, Evidence, Missing, predict
-from memcore.models import catalogue, catalogue_inventory
+from memcore.models import Role, catalogue, catalogue_inventory
 from memcore.scenario import parse_scenario
 from memcore.terms import Phase
 
@@ -165,9 +165,9 @@ def test_every_catalogue_model_has_a_form(name: str):
     """Every layer, whatever its kind, for training of all and of adapters; the largest layer is the likeliest."""
     inventory = catalogue_inventory(name)
     assert inventory is not None
-    # Adapters on stacked experts have no form: those are traced.
-    targets = ["o_proj"] if inventory.fused_experts else ["all-linear"]
-    for recipe in ({}, {"method": "lora", "lora": {"targets": targets}}):
+    # Adapters beside experts have no form: those are traced.
+    experts = any(tensor.role is Role.EXPERTS for tensor in inventory.tensors())
+    for recipe in ({},) if experts else ({}, {"method": "lora"}):
         scenario = parse_scenario({"model": {"name": name}, "recipe": recipe})
         budget = predict(scenario)
         assert budget.inventory is not None

@@ -43,6 +43,12 @@ def log_and_sleep(payload: Payload) -> Payload:
     return {"items": [1, 2]}
 
 
+def note(payload: Payload) -> Payload:
+    with Path(payload["log"]).open("a") as log:
+        log.write(payload["name"] + "\n")
+    return {}
+
+
 def die(payload: Payload) -> Payload:
     os.kill(os.getpid(), payload["signal"])
     time.sleep(60)

@@ -18,6 +18,7 @@ import pytest
 
 from memcore.i18n import use_language
 from memcore.jobs import JobResult, JobStatus, LaneLimits, LightLane
+from memcore.jobs.runner import IDLE_QUEUE
 from memcore.jobs.tasks import TASKS
 from memcore.units import GIB, MIB
 
@@ -38,6 +39,7 @@ TEST_TASKS = {
             "leave",
             "loaded_modules",
             "log_and_sleep",
+            "note",
             "print_everywhere",
             "reserve",
             "sleep",
@@ -336,6 +338,42 @@ class TestConcurrency:
         assert log.read_text() == "run\n"
         results[0].value["items"].append("changed by one caller")
         assert results[1].value == {"items": [1, 2]}
+
+
+class TestPreparing:
+    def test_it_waits_until_nobody_else_does(self, make_lane, pool, tmp_path):
+        """What is prepared last comes first, in its order; a user's job comes before all of it."""
+        lane, cancel, log = make_lane(), threading.Event(), tmp_path / "log"
+        start_sleep(pool, lane, tmp_path / "pid", cancel=cancel)
+
+        def job(name: str) -> tuple[str, dict[str, str]]:
+            return "note", {"log": str(log), "name": name}
+
+        lane.prepare([job("first of old"), job("second of old")])
+        lane.prepare([job("first of new"), job("second of new")])
+        users = pool.submit(lane.run, *job("user"))
+        wait_until(lambda: len(lane._waiting) == 1)
+        cancel.set()
+        assert users.result(timeout=10).status is JobStatus.DONE
+        wait_until(lambda: log.read_text().count("\n") == 5)
+        assert log.read_text().split("\n")[:5] == [
+            "user", "first of new", "second of new", "first of old", "second of old",
+        ]  # fmt: skip
+
+    def test_it_starts_a_worker_by_itself_and_a_failure_harms_nobody(self, make_lane, tmp_path):
+        lane, log = make_lane(), tmp_path / "log"
+        lane.prepare([("die", {"signal": 9}), ("complain", {"layers": 0}), ("note", {"log": str(log), "name": "x"})])
+        wait_until(lambda: log.exists() and log.read_text() == "x\n")
+        assert lane.run("echo", {"i": 1}).value == {"i": 1}
+
+    def test_it_is_bounded_and_ends_with_the_lane(self, make_lane, pool, tmp_path):
+        lane = make_lane()
+        start_sleep(pool, lane, tmp_path / "pid")
+        lane.prepare([("echo", {"i": i}) for i in range(10 * IDLE_QUEUE)])
+        assert len(lane._idle_work) == IDLE_QUEUE
+        lane.close()
+        lane.prepare([("echo", {"i": 1})])
+        assert len(lane._idle_work) == IDLE_QUEUE
 
 
 class TestKeptAnswers:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import streamlit as st
 from generated_scenarios import TINY_LLAMA, TINY_LLAMA_PARAMS, scenarios
 from hypothesis import given, settings
 from streamlit.testing.v1 import AppTest
@@ -19,6 +20,7 @@ from memcore.compare import stage_rows
 from memcore.errors import UserError
 from memcore.explain import assumptions, headroom, verdict_sentence
 from memcore.i18n import use_language
+from memcore.jobs import LightLane
 from memcore.link import read_link, write_link
 from memcore.questions import QUESTIONS
 from memcore.scenario import Scenario, parse_scenario
@@ -173,6 +175,49 @@ def test_an_architecture_without_a_closed_form_is_traced():
     assert any("none describes this architecture" in info.value for info in at.main.info)
     assert any("3 of 3 layers ran" in caption.value for caption in at.main.caption)
     assert charts(at)
+
+
+class TestTrace:
+    """A small model, so that each trace takes a moment."""
+
+    SMALL = parse_scenario({"model": {"name": "Qwen/Qwen3-0.6B"}, "workload": {"seq_len": 512}})
+
+    @pytest.mark.parametrize("file", ["app.py", PAGES["activations"][0]])
+    def test_what_is_alive_is_shown_by_module(self, file: str):
+        at = opened(file, s=write_link(self.SMALL), evidence="trace")
+        assert any(header.value == "Alive at loss, by module" for header in at.main.subheader)
+        modules = [cell for table in at.main.table for cell in table.value.get("Module", [])]
+        assert "loss" in modules
+        assert any("3 of 28 layers ran" in caption.value for caption in at.main.caption)
+
+    def test_saved_operations_are_traced_without_being_asked(self):
+        at = change(opened(PAGES["activations"][0], s=write_link(self.SMALL)), w_checkpointing="save")
+        assert linked(at).workload.checkpointing == "save(attention,mm)"
+        assert at.get_by_key("w_saved").value == ["attention", "mm"]
+        assert any("3 of 28 layers ran" in caption.value for caption in at.main.caption)
+        at.get_by_key("w_saved").set_value(["bmm"]).run()
+        assert linked(at).workload.checkpointing == "save(bmm)"
+        at.get_by_key("w_saved").set_value([]).run()
+        assert linked(at).workload.checkpointing == "full"
+
+    def test_reentrant_is_offered_where_it_means_something(self):
+        at = change(opened(s=write_link(self.SMALL)), w_checkpointing="full")
+        at = change(at, w_reentrant=True)
+        assert linked(at).workload.reentrant
+        at = change(at, w_checkpointing="none")
+        assert not linked(at).workload.reentrant
+        assert not refusals(at)
+
+    def test_the_next_size_is_answered_without_a_trace(self, monkeypatch: pytest.MonkeyPatch):
+        """Once the sizes are prepared, the worker's own count of traces stays as it is."""
+        prepared: list[list[tuple[str, dict[str, Any]]]] = []
+        monkeypatch.setattr(LightLane, "prepare", lambda self, jobs: prepared.append(list(jobs)))
+        st.cache_resource.clear()
+        at = opened(s=write_link(self.SMALL), evidence="trace")
+        change(at, w_seq=640)
+        assert [[name for name, _payload in jobs] for jobs in prepared] == [["trace"] * 3 + ["trace_sizes"]]
+        change(at, w_micro=2)
+        assert [len(jobs) for jobs in prepared] == [4, 7]
 
 
 class TestFigures:

@@ -11,7 +11,8 @@ Where the allocator sees more than tensors:
 
 - oneDNN packs operands of 16-bit products, as the processor's instructions ask. Where the peak is in such a product,
   with experts, in GPT-2 and in Phi-3, this adds 0.1 to 1.6% (mixtral, 192 tokens: 38,840,744 bytes against
-  38,520,616 traced). It is switched off for these in BF16.
+  38,520,616 traced), and up to 4% under adapters. It is switched off for these in BF16.
+- Pointwise operations on tensors of two dtypes make a copy of one of them: the trace has these, for the CPU.
 - Numbers in Python code become tensors of 8 bytes for a moment: the real peak is up to 128 bytes higher.
 """
 

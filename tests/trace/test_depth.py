@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from small_models import CONFIGS, KINDS, traced
 
 from memcore.trace.profile import ActivationProfile, dump_profile, load_profile
-from memcore.trace.replay import replay
+from memcore.trace.replay import replay, timeline
 from memcore.trace.request import Adapters
 from memcore.trace.tape import GRADIENTS, Tape
 
@@ -158,6 +158,8 @@ def test_replay_is_the_plain_walk_through_all_changes(units: Any, before: Any, l
     ]
     run = [*forwards, loss, *reversed(backwards)]
     level = everything = 0
+    told = [(size, category) for _moment, category, _module, size in timeline(tape_of(segments, order))]
+    assert told == [(size, KEYS[key][0]) for changes in run for size, key, _shared in changes]
     for changes, alive, with_gradients in zip(run, replayed.alive, replayed.with_gradients, strict=True):
         best, most = level, everything
         for size, key, _shared in changes:

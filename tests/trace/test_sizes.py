@@ -27,8 +27,7 @@ ARCHITECTURES = (
 )  # fmt: skip
 SETTINGS: dict[str, dict[str, Any]] = {
     "flash": {"attention": "flash", "checkpointing": "none"},
-    "flash, recomputed": {"attention": "flash", "checkpointing": "full"},
-    "plain": {"attention": "eager", "checkpointing": "none"},
+    "plain, recomputed": {"attention": "eager", "checkpointing": "full"},
 }
 
 
