@@ -109,6 +109,12 @@ class TestLayers:
         assert found.peak_bytes == pytest.approx(found.traced_bytes, abs=1024)
         assert found.with_gradients_bytes == pytest.approx(found.traced_with_gradients_bytes, abs=1024)
 
+    @pytest.mark.parametrize("checkpointing", ["none", "full"])
+    def test_where_a_weights_gradient_is_larger_than_activations_too(self, checkpointing: str):
+        found = figures(layers_case(attention="flash", checkpointing=checkpointing, seq_len=32))
+        assert found.traced_bytes is not None
+        assert found.peak_bytes == pytest.approx(found.traced_bytes, abs=1024)
+
     @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
     def test_in_16_bit_within_1_percent_or_1_mib(self, dtype: str):
         for checkpointing in ("none", "full"):

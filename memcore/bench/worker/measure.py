@@ -253,13 +253,16 @@ def _traced(case: Case) -> tuple[int, int] | None:
 
 
 def _peak_with_gradients_dropped(events: list[list[Any]]) -> int:
-    """The peak of a traced step where each gradient is given back once complete, which it is, but for a tied
-    weight's, before anything else is taken."""
-    level = most = 0
+    """The peak of a traced step where each gradient is given back once complete: after the next taking, since a
+    product's backward takes its weight's gradient before its input's."""
+    level = most = new_gradients = 0
     for _moment, category, _module, change in events:
         if category == GRADIENTS:
-            most = max(most, level + change)
-        else:
-            level += change
-            most = max(most, level)
+            new_gradients += max(change, 0)
+            most = max(most, level + new_gradients)
+            continue
+        level += change
+        most = max(most, level + new_gradients)
+        if change > 0:
+            new_gradients = 0
     return most
