@@ -75,6 +75,8 @@ class Recorder(TorchDispatchMode):
         self.changes: list[Change] = []
         # The storages that are, or become, parameters' gradients.
         self.gradients: set[int] = set()
+        # The number of changes when the backward began.
+        self.forward_changes = 0
         # For a sum made in the backward the older of its operands: a gradient that waited for the other.
         self._waited: dict[int, int] = {}
         # A storage whose successor may be itself, and the change in which the successor was taken.
@@ -177,6 +179,10 @@ class Recorder(TorchDispatchMode):
             return
         number = self._same_as.get(number, number)
         self.changes.append(Change(self.segment, number, -size, module))
+
+    def begin_backward(self) -> None:
+        """From here on gradients are states."""
+        self.forward_changes = len(self.changes)
 
     def is_gradient(self, tensor: torch.Tensor | None) -> None:
         """Mark a parameter's gradient: a state, not an activation."""
