@@ -30,6 +30,7 @@ _IN_PLACE_UNWATCHED = frozenset(
         torch.ops.aten.index_add.default,
     }
 )
+_DEVICE = torch.ops.prim.device.default
 _SUM = torch.ops.aten.add.Tensor
 _CAST = torch.ops.aten._to_copy.default  # noqa: SLF001
 _current_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF001  torch's only way to ask
@@ -75,6 +76,8 @@ class Recorder(TorchDispatchMode):
         self.changes: list[Change] = []
         # The storages that are, or become, parameters' gradients.
         self.gradients: set[int] = set()
+        # The number of changes when the backward began.
+        self.forward_changes = 0
         # For a sum made in the backward the older of its operands: a gradient that waited for the other.
         self._waited: dict[int, int] = {}
         # A storage whose successor may be itself, and the change in which the successor was taken.
@@ -102,6 +105,9 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operation, then count the storages that are new among its results."""
+        # Torch asks every fake tensor for its device, twice as often as it computes.
+        if func is _DEVICE:
+            return args[0].fake_device
         self._succeeded = None
         if self.next_segment is not None:
             self.segment, self.next_segment = self.next_segment, None
@@ -177,6 +183,10 @@ class Recorder(TorchDispatchMode):
             return
         number = self._same_as.get(number, number)
         self.changes.append(Change(self.segment, number, -size, module))
+
+    def begin_backward(self) -> None:
+        """From here on gradients are states."""
+        self.forward_changes = len(self.changes)
 
     def is_gradient(self, tensor: torch.Tensor | None) -> None:
         """Mark a parameter's gradient: a state, not an activation."""

@@ -10,19 +10,32 @@ from memcore.trace.recorder import Change
 from memcore.trace.tape import GRADIENTS, Tape
 
 
-def tape_of(changes: Sequence[Change], gradients: Collection[int], **about: Any) -> Tape:
-    """The changes as a tape; `gradients` are the storages of parameters' gradients, `about` its other fields."""
-    owners = {**_owners(changes), **dict.fromkeys(gradients, (GRADIENTS, ""))}
+def tape_of(changes: Sequence[Change], gradients: Collection[int], forward_changes: int, **about: Any) -> Tape:
+    """The changes as a tape. `gradients` are the storages of parameters' gradients: of what a fused loss makes of them
+    in the forward, the first `forward_changes`, they are the loss's. `about` are the tape's other fields."""
+    owners = _owners(changes)
+    states = dict.fromkeys(gradients, (GRADIENTS, ""))
     segments: dict[str, int] = {}
     keys: dict[tuple[str, str], int] = {}
     born: dict[int | None, int] = {}
     columns: list[tuple[int, int, int, bool, int]] = []
-    for change in changes:
-        key = ("temporary", change.module) if change.storage is None else owners[change.storage]
+
+    def add(change: Change, key: tuple[str, str], size: int) -> None:
         place = segments.setdefault(change.segment, len(segments))
-        owner = keys.setdefault(key, len(keys))
         birth = place if change.storage is None else born.setdefault(change.storage, place)
-        columns.append((place, owner, birth, change.rounded, change.num_bytes))
+        columns.append((place, keys.setdefault(key, len(keys)), birth, change.rounded, size))
+
+    for index, change in enumerate(changes):
+        number = change.storage
+        if index == forward_changes:
+            for early in [each for each in changes[:index] if each.storage in states]:
+                add(early, owners[early.storage or 0], -early.num_bytes)
+                add(early, states[early.storage or 0], early.num_bytes)
+        if number is None:
+            add(change, ("temporary", change.module), change.num_bytes)
+        else:
+            state = states.get(number) if index >= forward_changes else None
+            add(change, state or owners[number], change.num_bytes)
     places, numbers, births, rounded, sizes = zip(*columns, strict=True)
     return Tape(
         segments=tuple(segments),

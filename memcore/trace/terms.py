@@ -48,9 +48,9 @@ def _gradients(term: Term, profile: ActivationProfile, timeline: Timeline) -> Te
     assert not isinstance(term.bytes_at, int), "gradients grow through the backward"
     layers = profile.num_layers
     grown = [most - alive for most, alive in zip(profile.with_gradients, profile.totals, strict=True)]
-    traced = by_layer(timeline, [0] * layers, 0, grown[:layers:-1])
+    traced = by_layer(timeline, [0] * layers, grown[layers], grown[:layers:-1])
     at = tuple(
-        traced[index] if moment.phase is Phase.BACKWARD and isinstance(moment.segment, int) else term.bytes_at[index]
+        traced[index] if moment.phase is Phase.LOSS or isinstance(moment.segment, int) else term.bytes_at[index]
         for index, moment in enumerate(timeline)
     )
     return replace(term, bytes_at=at, source=traced_source(profile), evidence=EvidenceKind.TRACE)

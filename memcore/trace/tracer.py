@@ -93,6 +93,12 @@ class _Tags:
         self.backward = False
         self.last = 0
 
+    def begin_backward(self) -> None:
+        """What units run from here on is recomputed."""
+        self.backward = True
+        if self.recorder is not None:
+            self.recorder.begin_backward()
+
     def tagger(self, place: int) -> Callable[[str], None]:
         """The tag function of the unit at that place."""
 
@@ -130,6 +136,7 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str) -> Tape:
     return tape_of(
         recorder.changes,
         recorder.gradients,
+        recorder.forward_changes,
         order=plan.order,
         unit_sizes=tuple(len(unit) for unit in plan.units),
         traced_layers=plan.traced_layers,
@@ -154,5 +161,5 @@ def _step(model: Any, tokens: torch.Tensor, tags: _Tags, request: Request) -> No
             gradient = None
             if not request.logits_retained:
                 del outputs
-    tags.backward = True
+    tags.begin_backward()
     torch.autograd.backward(result, gradient)

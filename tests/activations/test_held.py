@@ -18,7 +18,7 @@ from memcore.errors import UserError
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.scenario import parse_scenario
 from memcore.states import model_states
-from memcore.terms import Category
+from memcore.terms import Category, Phase
 from memcore.trace.profile import load_profile
 from memcore.trace.request import read_request, trace_request
 from memcore.trace.task import trace_task
@@ -154,6 +154,22 @@ def test_where_a_form_stands_its_peak_is_the_traces(name: str, recipe: str):
         assert fullest(closed) == pytest.approx(fullest(traced), rel=0.09 if name.startswith("mistralai") else 0.035)
         # With gradients as they come into being: a tied head's is there all the time.
         assert closed.peak_bytes == pytest.approx(traced.peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize("loss", ["unfused", "chunked", "fused"])
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "openai-community/gpt2-xl", "google/gemma-3-1b-pt"])
+def test_each_loss_takes_what_its_form_says(name: str, loss: str):
+    """Traced from the operations of each: transformers' own, torchtune's in chunks, Liger's with the head."""
+    workload = {"seq_len": 1024, "micro_batch": 4, "checkpointing": "full", "loss": loss}
+    scenario = parse_scenario({"model": {"name": name}, "workload": workload})
+    request = trace_request(scenario)
+    assert isinstance(request, dict)
+    budgets = predict(scenario), predict(scenario, Evidence(profile=load_profile(trace_task(request))))
+    at = [moment.phase for moment in budgets[0].timeline].index(Phase.LOSS)
+    closed, traced = (
+        sum(budget.by_category(at)[c] for c in (Category.ACTIVATIONS, Category.LOSS)) for budget in budgets
+    )
+    assert closed == pytest.approx(traced, rel=0.01)
 
 
 def fullest(budget: Budget) -> int:
