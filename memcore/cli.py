@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from memcore.bench import command as bench_command
 from memcore.budget import Verdict, evidence_for, predict
 from memcore.configs import check_config
 from memcore.ds_config import MAX_DS_CONFIG_CHARS, read_ds_config
@@ -129,6 +130,8 @@ def _parser() -> _Parser:
     ds_config = command("ds-config", _ds_config, about_ds)
     ds_config.add_argument("file", metavar="DS_CONFIG.json", help=_('a DeepSpeed config; "-" reads standard input'))
     ds_config.add_argument("scenario", metavar="SCENARIO.json", help=_("the scenario that it is for"))
+    about_bench = _("measure a scenario's own layers on this machine, or export and import what was measured")
+    bench_command.add_options(command("bench", _bench, about_bench))
     return parser
 
 
@@ -180,6 +183,11 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
     reading = read_ds_config(_read(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
     text = _json(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
     return EXIT_STATUS[reading.budget.verdict], text
+
+
+def _bench(args: argparse.Namespace) -> tuple[int, str]:
+    output = bench_command.answer(args, _ask, _read)
+    return 0, output if isinstance(output, str) else _json(output)
 
 
 @cache

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Servers and workers that tests start neither keep traces where the user's own are nor trace the whole catalogue.
+# Servers and workers that tests start keep traces and measurements where no user has any, and do not trace the whole
+# catalogue.
 _KEPT = tempfile.TemporaryDirectory(prefix="memcore-tests-")
 os.environ["MEMCORE_CACHE_DIR"] = _KEPT.name
+os.environ["MEMCORE_STORE"] = str(Path(_KEPT.name) / "measurements.sqlite")
 os.environ["MEMCORE_WARM_CATALOGUE"] = "0"
 
 # The same examples on every run: a failure in CI is then a failure here. No deadline, since a shared machine

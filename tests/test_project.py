@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from memcore.cli import main
-from memcore.settings import LIGHT_PREFIX, PREFIX, Settings, read_settings
+from memcore.settings import HEAVY_PREFIX, LIGHT_PREFIX, PREFIX, Settings, read_settings
 from memcore.ui.frame import PAGES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -129,9 +129,9 @@ class TestReadme:
         for name, default in rows:
             if name == RUN["TORCH_INDEX_VARIABLE"]:
                 continue
-            lane = name.startswith(LIGHT_PREFIX)
-            holder: Any = defaults.light_lane if lane else defaults
-            field = name.removeprefix(LIGHT_PREFIX if lane else PREFIX).lower()
+            holders: dict[str, Any] = {LIGHT_PREFIX: defaults.light_lane, HEAVY_PREFIX: defaults.heavy_lane}
+            prefix = next((prefix for prefix in holders if name.startswith(prefix)), PREFIX)
+            holder, field = holders.get(prefix, defaults), name.removeprefix(prefix).lower()
             assert field in {each.name for each in fields(holder)}, name
             value = getattr(holder, field)
             assert default == str(int(value) if isinstance(value, bool) else value), name

@@ -8,9 +8,28 @@ The light lane answers in about a second, from warm workers::
         use(result.value)
     else:
         show(result.message)
+
+The heavy lane measures, one job per device at a time::
+
+    lane = HeavyLane()
+    job = lane.submit([Step(task="measure", payload=case)], device="cpu")
+    while (progress := lane.look(job)).status is None:
+        show(progress)
 """
 
+from memcore.jobs.heavy import HeavyLane
+from memcore.jobs.heavy_job import HeavyJob, HeavyLimits, Progress, Step
 from memcore.jobs.results import JobResult, JobStatus, LaneLimits
 from memcore.jobs.runner import LightLane
 
-__all__ = ["JobResult", "JobStatus", "LaneLimits", "LightLane"]
+__all__ = [
+    "HeavyJob",
+    "HeavyLane",
+    "HeavyLimits",
+    "JobResult",
+    "JobStatus",
+    "LaneLimits",
+    "LightLane",
+    "Progress",
+    "Step",
+]

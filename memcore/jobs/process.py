@@ -1,5 +1,6 @@
 """One worker process, as the server sees it: ask, wait, end."""
 
+import json
 import os
 import selectors
 import signal
@@ -9,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from memcore.jobs.results import JobStatus
+from memcore.jobs.results import JobStatus, Outcome
 from memcore.units import MIB
 
 # How late, at most, a running job notices that it was cancelled or is out of time.
@@ -110,3 +111,22 @@ class Worker:
         if process.returncode < 0:
             return f"signal {-process.returncode}"
         return f"exit code {process.returncode}"
+
+
+def outcome_of(
+    worker: Worker, request: bytes, verdict: Callable[[], JobStatus | None], seconds: Callable[[], float]
+) -> Outcome:
+    """How a request to a worker ended, and whether the worker is of further use. `seconds` reads the job's clock."""
+    try:
+        reply = worker.ask(request, verdict)
+    except StoppedError as stopped:
+        return Outcome(stopped.status, reason=stopped.reason, seconds=seconds())
+    status = JobStatus(json.loads(reply)["status"])
+    # After running out of memory a worker's heap is no place for the next job.
+    worker_fit = status is not JobStatus.OUT_OF_MEMORY
+    return Outcome(status, reply=reply, seconds=seconds(), worker_fit=worker_fit)
+
+
+def encode_request(**request: object) -> bytes:
+    """A request line. Equal requests have equal lines, so that the line identifies the job."""
+    return json.dumps(request, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"

@@ -1,9 +1,11 @@
 """How a job can end, and what a lane may use."""
 
+import json
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from memcore.i18n import gettext as _
 from memcore.units import GIB, MIB
 
 
@@ -74,3 +76,34 @@ class Outcome:
     reason: str = ""
     seconds: float = 0.0
     worker_fit: bool = False
+
+
+def in_words(outcome: Outcome, timeout_s: float, memory_bytes: int) -> JobResult:
+    """The outcome in the caller's words: made in the caller's thread, which knows the language."""
+    reply = json.loads(outcome.reply) if outcome.reply else {}
+    return JobResult(
+        status=outcome.status,
+        value=reply.get("value"),
+        message=_message(outcome.status, reply.get("message") or outcome.reason, timeout_s, memory_bytes),
+        field=reply.get("field", ""),
+        seconds=outcome.seconds,
+    )
+
+
+def _message(status: JobStatus, text: str, timeout_s: float, memory_bytes: int) -> str:
+    match status:
+        case JobStatus.DONE:
+            return ""
+        case JobStatus.FAILED:
+            return text
+        case JobStatus.CRASHED:
+            return _("The calculation stopped unexpectedly ({reason}).").format(reason=text)
+        case JobStatus.TIMED_OUT:
+            return _("The calculation took longer than {seconds:g} s and was stopped.").format(seconds=timeout_s)
+        case JobStatus.OUT_OF_MEMORY:
+            sentence = _("The calculation needed more than {gib:.3g} GiB of memory and was stopped.")
+            return sentence.format(gib=memory_bytes / GIB)
+        case JobStatus.CANCELLED:
+            return _("The calculation was cancelled.")
+        case JobStatus.BUSY:
+            return _("The server is busy with other calculations. Please try again in a moment.")

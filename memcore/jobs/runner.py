@@ -19,12 +19,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memcore.errors import UserError
-from memcore.i18n import gettext as _
 from memcore.i18n import language
 from memcore.jobs.kept import KeptOutcomes
-from memcore.jobs.process import POLL_S, StoppedError, Worker
-from memcore.jobs.results import JobResult, JobStatus, LaneLimits, Outcome
-from memcore.units import GIB
+from memcore.jobs.process import POLL_S, Worker, encode_request, outcome_of
+from memcore.jobs.results import JobResult, JobStatus, LaneLimits, Outcome, in_words
 
 # Idle work that is remembered; what was prepared last comes first.
 IDLE_QUEUE = 256
@@ -82,7 +80,7 @@ class LightLane:
 
         Raises `TypeError` or `ValueError` for a payload that is not JSON.
         """
-        request = _encode(task=task, payload=payload, language=language())
+        request = encode_request(task=task, payload=payload, language=language())
         limit_s = self._limits.timeout_s if timeout_s is None else timeout_s
         if cancel is not None and cancel.is_set():
             return self._result(Outcome(JobStatus.CANCELLED), limit_s)
@@ -104,7 +102,7 @@ class LightLane:
 
         Returns at once. A module that cannot be imported is left to the job that needs it.
         """
-        request = _encode(imports=list(imports), language=language())
+        request = encode_request(imports=list(imports), language=language())
         self._take(request, self._limits.timeout_s, detached=True)
 
     def prepare(self, jobs: Sequence[tuple[str, dict[str, Any]]]) -> None:
@@ -112,7 +110,7 @@ class LightLane:
         their answers are not given. Ahead of what was prepared before. Returns at once."""
         flights = []
         for task, payload in jobs:
-            request = _encode(task=task, payload=payload, language=language())
+            request = encode_request(task=task, payload=payload, language=language())
             flight = _Flight(hashlib.sha256(request).hexdigest(), request, detached=True)
             flight.timeout_s = self._limits.timeout_s
             flights.append(flight)
@@ -188,35 +186,8 @@ class LightLane:
             if flight in self._waiting:
                 self._waiting.remove(flight)
 
-    def _result(self, outcome: "Outcome", timeout_s: float) -> JobResult:
-        """The outcome in the caller's words: made in the caller's thread, which knows the language."""
-        reply = json.loads(outcome.reply) if outcome.reply else {}
-        return JobResult(
-            status=outcome.status,
-            value=reply.get("value"),
-            message=self._message(outcome.status, reply.get("message") or outcome.reason, timeout_s),
-            field=reply.get("field", ""),
-            seconds=outcome.seconds,
-        )
-
-    def _message(self, status: JobStatus, text: str, timeout_s: float) -> str:
-        match status:
-            case JobStatus.DONE:
-                return ""
-            case JobStatus.FAILED:
-                return text
-            case JobStatus.CRASHED:
-                return _("The calculation stopped unexpectedly ({reason}).").format(reason=text)
-            case JobStatus.TIMED_OUT:
-                sentence = _("The calculation took longer than {seconds:g} s and was stopped.")
-                return sentence.format(seconds=timeout_s)
-            case JobStatus.OUT_OF_MEMORY:
-                sentence = _("The calculation needed more than {gib:.3g} GiB of memory and was stopped.")
-                return sentence.format(gib=self._limits.memory_bytes / GIB)
-            case JobStatus.CANCELLED:
-                return _("The calculation was cancelled.")
-            case JobStatus.BUSY:
-                return _("The server is busy with other calculations. Please try again in a moment.")
+    def _result(self, outcome: Outcome, timeout_s: float) -> JobResult:
+        return in_words(outcome, timeout_s, self._limits.memory_bytes)
 
     # The threads' side: each owns one worker process
 
@@ -262,14 +233,7 @@ class LightLane:
                 return JobStatus.CANCELLED
             return JobStatus.TIMED_OUT if flight.seconds() > flight.timeout_s else None
 
-        try:
-            reply = worker.ask(flight.request, verdict)
-        except StoppedError as stopped:
-            return Outcome(stopped.status, reason=stopped.reason, seconds=flight.seconds())
-        status = JobStatus(json.loads(reply)["status"])
-        # After running out of memory a worker's heap is no place for the next job.
-        worker_fit = status is not JobStatus.OUT_OF_MEMORY
-        return Outcome(status, reply=reply, seconds=flight.seconds(), worker_fit=worker_fit)
+        return outcome_of(worker, flight.request, verdict, flight.seconds)
 
     def _settle(self, flight: "_Flight", outcome: "Outcome") -> None:
         """Let a flight's callers go with its outcome. Called with the lock held."""
@@ -298,8 +262,3 @@ class _Flight:
     def seconds(self) -> float:
         """How long the job has been running."""
         return 0.0 if self.started_s is None else time.monotonic() - self.started_s
-
-
-def _encode(**request: object) -> bytes:
-    """A request line. Equal requests have equal lines, so that the line identifies the job."""
-    return json.dumps(request, sort_keys=True, separators=(",", ":")).encode("ascii") + b"\n"

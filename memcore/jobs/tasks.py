@@ -3,7 +3,8 @@
 Only names travel to a worker, never code, so this table is all that can run there. A task takes the
 request's payload (a dict of JSON values) and returns a dict of JSON values. It raises
 :class:`memcore.errors.UserError` for what the user should read. Its answer may depend on the payload
-and the language alone, because the lane keeps answers and gives them again.
+and the language alone, because the light lane keeps answers and gives them again. What measures is for the heavy
+lane, which does not.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +15,9 @@ Task = Callable[[dict[str, Any]], dict[str, Any]]
 
 TASKS: Mapping[str, str] = {
     "count_config": "memcore.counting:count_config",
+    "device": "memcore.bench.worker.device:device_task",
     "fetch_config": "memcore.hub:fetch_config",
+    "measure": "memcore.bench.worker.measure:measure_task",
     "trace": "memcore.trace.task:trace_task",
     "trace_events": "memcore.trace.task:events_task",
     "trace_sizes": "memcore.trace.task:sizes_task",

@@ -21,7 +21,8 @@ from memcore.trace.request import Adapters, Request
 from memcore.trace.units import Unit
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-_ATTENTION = {"flash": kernels.FLASH, "memory_efficient": kernels.MEMORY_EFFICIENT, "eager": "eager"}
+# What transformers calls each attention.
+IMPLEMENTATIONS = {"flash": kernels.FLASH, "memory_efficient": kernels.MEMORY_EFFICIENT, "eager": "eager"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +42,7 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
     """Build the model on the meta device. `tagger(place)` gives the tag function of a unit that runs."""
     whole = load_config(request.config)
     config = _text_alone(whole)
-    config._attn_implementation = _ATTENTION[attention]  # noqa: SLF001  told before a model is built
+    config._attn_implementation = IMPLEMENTATIONS[attention]  # noqa: SLF001  told before a model is built
     config.use_cache = False
     with kernels.flash_taken(config) if attention == "flash" else nullcontext():
         model = build_model(config, dtype=torch.float32 if request.autocast else DTYPES[request.dtype])

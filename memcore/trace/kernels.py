@@ -83,12 +83,13 @@ def flash_taken(config: PretrainedConfig) -> Iterator[None]:
 
 
 @contextmanager
-def recomputed_attention() -> Iterator[None]:
-    """Every attention function that transformers hands to a model's layers runs through a checkpoint."""
+def recomputed_attention(around: Callable[[Any], Any] = lambda function: function) -> Iterator[None]:
+    """Every attention function that transformers hands to a model's layers runs through a checkpoint, within what
+    `around` makes of it."""
     original = AttentionInterface.get_interface
 
     def get_interface(self: AttentionInterface, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
-        function = original(self, name, default)
+        function = around(original(self, name, default))
 
         def attention(*args: Any, **kwargs: Any) -> Any:
             return checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

@@ -1,4 +1,5 @@
-"""Activation explorer: what flash attention and checkpointing save, in closed form from the model's own layers."""
+"""Activation explorer: what flash attention and checkpointing save, in closed form from the model's own layers,
+and measured."""
 
 import streamlit as st
 
@@ -7,7 +8,7 @@ from memcore.explain import KEPT_LABELS, LOSS_LABELS, explain_term
 from memcore.explore import Segments, depth_curves, layer_of, layer_rows, loss_rows, segments, sequence_curves, takeover
 from memcore.i18n import gettext as _
 from memcore.terms import Category
-from memcore.ui import charts
+from memcore.ui import charts, measuring
 from memcore.ui.cards import beside_trace, downloads, figures, how_computed, opening, text_table
 from memcore.units import ByteUnit, format_bytes
 
@@ -38,6 +39,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
             (_("Logits and loss"), format_bytes(losses[chosen], unit), _("At their peak, with the loss chosen.")),
         ]
     )
+    _link_to_measuring()
     usable, workload = budget.ladder.usable, budget.scenario.workload
     st.subheader(_("Over the sequence length"))
     curves = sequence_curves(budget)
@@ -54,15 +56,9 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     _layer(budget, unit)
     _depth_and_segments(budget, found, unit)
     _loss(losses, unit)
-    st.info(
-        _(
-            "The figures on this page are closed forms, held against the tensors that real layers save. Measuring the "
-            "same on this machine's own kernels comes to this page; it is not here yet."
-        ),
-        icon=":material/science:",
-    )
     rows = [{"part": row.name, "bytes_per_token": row.per_token, "bytes": row.num_bytes} for row in layer_rows(budget)]
     downloads(budget, rows, "activations")
+    measuring.render(budget, unit)
 
 
 def _without_form(budget: Budget, unit: ByteUnit) -> None:
@@ -77,6 +73,12 @@ def _without_form(budget: Budget, unit: ByteUnit) -> None:
         beside_trace(budget, unit)
         layers = (Category.ACTIVATIONS, Category.LOSS)
         how_computed(explain_term(term, unit) for term in budget.terms if term.category in layers)
+    measuring.render(budget, unit)
+
+
+def _link_to_measuring() -> None:
+    text = _("The same, measured on real kernels")
+    st.markdown(f"[{text}](#{measuring.ANCHOR})")
 
 
 def _peak_of(budget: Budget, category: Category) -> int:

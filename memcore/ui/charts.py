@@ -26,7 +26,7 @@ ROOM = 1.25
 _STATE_CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 
-def _layout(figure: go.Figure, height: int, margin_top: int = 32) -> go.Figure:
+def layout(figure: go.Figure, height: int, margin_top: int = 32) -> go.Figure:
     """The common look. The legend lies at the figure's lower edge: there it covers neither a capacity line's text
     nor, in however many rows it comes out on a narrow screen, the axis' title."""
     figure.update_layout(
@@ -106,7 +106,7 @@ def phases(budget: Budget, unit: ByteUnit) -> go.Figure:
         title=_("memory per GPU ({unit})").format(unit=unit.value),
         range=[0, ROOM * max([budget.ladder.usable, *totals]) / unit.size],
     )
-    return _layout(figure, 420)
+    return layout(figure, 420)
 
 
 def parameter_cost(costs: Sequence[ParameterCost], total_label: str) -> go.Figure:
@@ -129,7 +129,7 @@ def parameter_cost(costs: Sequence[ParameterCost], total_label: str) -> go.Figur
     figure.update_layout(barmode="stack")
     figure.update_yaxes(showticklabels=False)
     figure.update_xaxes(title=_("bytes per parameter"))
-    return _layout(figure, 220)
+    return layout(figure, 220)
 
 
 def states_against_cards(total: Accounting, cards: Iterable[CardRow], unit: ByteUnit) -> go.Figure:
@@ -146,7 +146,7 @@ def states_against_cards(total: Accounting, cards: Iterable[CardRow], unit: Byte
     most = max([total.total_bytes, *lines])
     figure.update_yaxes(showticklabels=False)
     figure.update_xaxes(title=_("memory ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
-    return _layout(figure, 300, margin_top=64)
+    return layout(figure, 300, margin_top=64)
 
 
 def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
@@ -173,7 +173,7 @@ def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
     _capacity_line(figure, usable, _("usable"), unit)
     most = max([usable, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
     figure.update_xaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
-    return _layout(figure, 380)
+    return layout(figure, 380)
 
 
 def slices(rows: Sequence[StageRow], ranks: int) -> go.Figure:
@@ -262,7 +262,7 @@ def world_sizes(
     figure.update_yaxes(
         type="log", dtick=1, tickformat=",~g", title=_("model states per GPU ({unit})").format(unit=unit.value)
     )
-    return _layout(figure, 420)
+    return layout(figure, 420)
 
 
 def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
@@ -295,7 +295,7 @@ def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
     figure.update_xaxes(
         title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * max(totals) / unit.size]
     )
-    return _layout(figure, 400)
+    return layout(figure, 400)
 
 
 def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit) -> go.Figure:
@@ -326,7 +326,7 @@ def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit)
         range=_log_range(sizes),
     )
     figure.update_yaxes(type="log", dtick=1, tickformat=",~g", title=_("activations ({unit})").format(unit=unit.value))
-    return _layout(figure, 440)
+    return layout(figure, 440)
 
 
 def depth(curves: Sequence[Curve], current: int, unit: ByteUnit) -> go.Figure:
@@ -351,7 +351,7 @@ def depth(curves: Sequence[Curve], current: int, unit: ByteUnit) -> go.Figure:
     figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
     figure.update_xaxes(type="log", title=_("layers"), tickvals=sizes)
     figure.update_yaxes(type="log", dtick=1, tickformat=",~g", title=_("activations ({unit})").format(unit=unit.value))
-    return _layout(figure, 400)
+    return layout(figure, 400)
 
 
 def segments(found: Segments, unit: ByteUnit) -> go.Figure:
@@ -381,7 +381,7 @@ def segments(found: Segments, unit: ByteUnit) -> go.Figure:
         )
     figure.update_xaxes(title=_("layers per segment (k)"))
     figure.update_yaxes(title=_("activations ({unit})").format(unit=unit.value), rangemode="tozero")
-    return _layout(figure, 380)
+    return layout(figure, 380)
 
 
 def _usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit: ByteUnit) -> None:
@@ -436,4 +436,4 @@ def step(budget: Budget, unit: ByteUnit) -> go.Figure:
     )
     top = 1.15 * max(budget.peak_bytes, budget.ladder.usable) / unit.size
     figure.update_yaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, top])
-    return _layout(figure, 420)
+    return layout(figure, 420)

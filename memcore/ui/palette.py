@@ -17,6 +17,9 @@ CATEGORY_COLOURS = {
 STAGE_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2")
 TERM_COLOURS = ("#CC79A7", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
 ATTENTION_COLOURS = {"flash": "#0072B2", "memory_efficient": "#009E73", "eager": "#D55E00"}
+MEASURED_ATTENTION_COLOURS = {"plain": "#D55E00", "flash": "#0072B2", "memory_efficient": "#009E73"}
+# Variants of one measured chart, in order.
+VARIANT_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
 # Lines and texts over the plot must show on a light and on a dark background.
 GREY = "#888888"
 VERDICT_ICONS = {
