@@ -40,7 +40,7 @@ def peak_activations(activations: Activations) -> int:
         linear, scores = activations.kept_by(index)
         kept += linear + scores
         again = sum(activations.recomputed_at(index))
-        extra = activations.forms[index].backward_extra.num_bytes(activations.tokens, activations.seq_len)
+        extra = activations.forms[index].backward_extra(activations.tokens, activations.seq_len)
         best = max(best, kept + again + extra)
     return best
 

@@ -43,13 +43,18 @@ class LayerForm:
     """One decoder layer in closed form, in bytes per token unless said otherwise.
 
     `kept`: what its backward needs. `input_bytes`: its input, which checkpointing keeps instead.
-    `forward_extra`, `backward_extra`: what is alive for a moment beside the kept tensors, at the most.
+    `forward_extra`: what is alive for a moment beside the kept tensors, at the most; `backward_extras`: the same in the
+    backward of the MLP and of the attention, of which one is at its fullest when the other is not.
     """
 
     kept: tuple[Kept, ...]
     input_bytes: int
     forward_extra: Kept
-    backward_extra: Kept
+    backward_extras: tuple[Kept, ...]
+
+    def backward_extra(self, tokens: int, seq_len: int) -> int:
+        """Bytes beside the kept tensors at the fullest instant of the layer's backward."""
+        return max(extra.num_bytes(tokens, seq_len) for extra in self.backward_extras)
 
     def total(self, tokens: int, seq_len: int) -> int:
         """Bytes that the layer keeps."""
@@ -113,7 +118,7 @@ def layer_form(block: Block, shapes: Shapes, traits: Traits, model_class: str = 
         kept=tuple(part for part in (*kept, *_adapters(block, traits)) if part.per_token or part.per_pair),
         input_bytes=traits.width * widths.hidden,
         forward_extra=_forward_extra(shapes, widths, traits),
-        backward_extra=_backward_extra(shapes, widths, mlp, traits),
+        backward_extras=_backward_extras(shapes, widths, mlp, traits),
     )
 
 
@@ -231,10 +236,12 @@ def _single_norm(block: Block) -> bool:
 
 
 def _score_bytes(shapes: Shapes, width: int) -> int:
-    """Bytes of plain attention's scores per head and pair: the softmax's result, its cast to the dtype of the
-    computation where it ran in FP32, a soft cap's tanh, and dropout's mask and result."""
-    softmax = 4 + width if shapes.softmax_fp32 and width < 4 else width
-    return softmax + (width if shapes.softcap else 0) + (1 + width if shapes.attention_dropout else 0)
+    """Bytes of plain attention's scores per head and pair: the softmax's result; its cast to the dtype of the
+    computation where it ran in FP32, or with dropout that one's mask and result; a soft cap's tanh."""
+    upcast = shapes.softmax_fp32 and width < 4
+    softmax = 4 if upcast else width
+    weighted = 1 + width if shapes.attention_dropout else width if upcast else 0
+    return softmax + weighted + (width if shapes.softcap else 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -321,13 +328,14 @@ def _forward_extra(shapes: Shapes, widths: _Widths, traits: Traits) -> Kept:
     return Kept(name="forward_extra", per_pair=widths.heads * copies)
 
 
-def _backward_extra(shapes: Shapes, widths: _Widths, mlp: _Mlp, traits: Traits) -> Kept:
+def _backward_extras(shapes: Shapes, widths: _Widths, mlp: _Mlp, traits: Traits) -> tuple[Kept, ...]:
     """The gradients that are alive while the layer's kept tensors still are: of its output, and of the MLP's
-    inside (two of its width with a gate, one without); plain attention needs its scores' gradients as well,
-    by when the MLP's tensors are gone."""
+    inside (two of its width with a gate, one without). Plain attention needs two gradients of its scores, by when the
+    MLP's tensors are gone; in FP32, by when the 16-bit probabilities are gone too."""
     w = traits.width
-    inside = w * (widths.hidden + (2 if mlp.gated else 1) * mlp.inner)
+    inside = Kept(name="mlp_extra", per_token=w * (widths.hidden + (2 if mlp.gated else 1) * mlp.inner))
     if traits.attention != "eager":
-        return Kept(name="backward_extra", per_token=inside)
-    scores = w + (8 if shapes.softmax_fp32 and w < 4 else w)
-    return Kept(name="backward_extra", per_token=inside, per_pair=widths.heads * scores)
+        return (inside,)
+    scores = 8 - w if shapes.softmax_fp32 and w < 4 else 2 * w
+    gone = sum(kept.per_token for kept in mlp.kept)
+    return inside, Kept(name="scores_extra", per_token=w * widths.hidden - gone, per_pair=widths.heads * scores)

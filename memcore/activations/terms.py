@@ -117,19 +117,32 @@ def activation_terms(
     activations = model_activations(scenario, states, inventory)
     if activations is None or inventory is None:
         return []
-    return [*_layer_terms(activations, timeline), *loss_terms(scenario, states, inventory, timeline)]
+    layers = _layer_terms(activations, timeline, _second_gradient(states, inventory))
+    return [*layers, *loss_terms(scenario, states, inventory, timeline)]
 
 
-def _layer_terms(activations: Activations, timeline: Timeline) -> list[Term]:
+def _second_gradient(states: ModelStates, inventory: Inventory) -> int:
+    """Bytes of a tied embedding's own gradient, which is made at the end of the backward to be added to the head's."""
+    if not inventory.tied or states.trained != states.n_params:
+        return 0
+    embedding = max((t.numel for t in inventory.tensors() if t.role is Role.EMBEDDING), default=0)
+    return states.precision.convention.compute_dtype.size * embedding
+
+
+def _layer_terms(activations: Activations, timeline: Timeline, at_the_end: int) -> list[Term]:
+    """`at_the_end`: bytes that come at the end of the backward, when nothing of the layers is left."""
     kept = [activations.kept_by(index) for index in range(len(activations.forms))]
     stored = [_stored(kept, moment) for moment in timeline]
     again = [_made_again(activations, moment) for moment in timeline]
+    extras = [_extra(activations, moment) for moment in timeline]
+    last = max(index for index, moment in enumerate(timeline) if moment.phase is Phase.BACKWARD and moment.segment == 0)
+    extras[last] = max(extras[last], at_the_end - sum(stored[last]) - sum(again[last]))
     rows: tuple[tuple[str, list[int], str, list[int]], ...] = (
         ("saved_activations", [linear for linear, _scores in stored], r"\sum_i T\,a_i", [each for each, _ in kept]),
         ("attention_scores", [scores for _linear, scores in stored], r"\sum_i b\,s^2\,c_i", [each for _, each in kept]),
         ("recomputed_activations", [linear for linear, _scores in again], r"T\,a_{group}", []),
         ("recomputed_scores", [scores for _linear, scores in again], r"b\,s^2\,c_{group}", []),
-        ("layer_temporaries", [_extra(activations, moment) for moment in timeline], r"T\,w\,(h + 2 f)", []),
+        ("layer_temporaries", extras, r"T\,w\,(h + 2 f)", []),
     )
     return [
         Term(
@@ -160,8 +173,9 @@ def _extra(activations: Activations, moment: Moment) -> int:
     if not isinstance(moment.segment, int):
         return 0
     form = activations.forms[moment.segment]
-    extra = form.backward_extra if moment.phase is Phase.BACKWARD else form.forward_extra
-    return extra.num_bytes(activations.tokens, activations.seq_len)
+    if moment.phase is Phase.BACKWARD:
+        return form.backward_extra(activations.tokens, activations.seq_len)
+    return form.forward_extra.num_bytes(activations.tokens, activations.seq_len)
 
 
 def _sum_formula(symbols: str, shares: Sequence[int], largest: int) -> Formula:

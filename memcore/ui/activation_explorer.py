@@ -52,7 +52,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     how_computed(
         explain_term(term, unit) for term in budget.terms if term.category in (Category.ACTIVATIONS, Category.LOSS)
     )
-    beside_trace(budget, unit)
+    _over_the_step(budget, unit)
     _layer(budget, unit)
     _depth_and_segments(budget, found, unit)
     _loss(losses, unit)
@@ -66,14 +66,18 @@ def _without_form(budget: Budget, unit: ByteUnit) -> None:
     if budget.inventory is None:
         st.info(_("A parameter count has no shapes: choose a model of the catalogue, or give a config.json."))
         return
-    st.info(_("The curves of this page are closed forms, and none describes this architecture."))
+    st.info(_("The curves of this page are closed forms, and none stands for this model under this recipe."))
     if budget.evidence.profile is not None:
-        st.subheader(_("Over the step"))
-        st.plotly_chart(charts.step(budget, unit), config=charts.CONFIG, alt=_("Memory over one step"))
-        beside_trace(budget, unit)
+        _over_the_step(budget, unit)
         layers = (Category.ACTIVATIONS, Category.LOSS)
         how_computed(explain_term(term, unit) for term in budget.terms if term.category in layers)
     measuring.render(budget, unit)
+
+
+def _over_the_step(budget: Budget, unit: ByteUnit) -> None:
+    st.subheader(_("Over the step"))
+    st.plotly_chart(charts.step(budget, unit), config=charts.CONFIG, alt=_("Memory over one step"))
+    beside_trace(budget, unit)
 
 
 def _link_to_measuring() -> None:

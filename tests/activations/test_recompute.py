@@ -135,7 +135,7 @@ class TestKinds:
 def form(per_token: float, per_pair: float = 0.0) -> LayerForm:
     kept = (Kept(name="linear", per_token=per_token), Kept(name="scores", per_pair=per_pair))
     nothing = Kept(name="")
-    return LayerForm(kept=kept, input_bytes=2, forward_extra=nothing, backward_extra=nothing)
+    return LayerForm(kept=kept, input_bytes=2, forward_extra=nothing, backward_extras=(nothing,))
 
 
 class TestKeptAndMadeAgain:
@@ -267,7 +267,7 @@ def test_a_real_stack_keeps_what_the_form_says_and_its_loss_is_the_same(kind: st
         kept=(Kept(name="all", per_token=4 * 5 * WIDTH),),
         input_bytes=4 * WIDTH,
         forward_extra=Kept(name=""),
-        backward_extra=Kept(name=""),
+        backward_extras=(Kept(name=""),),
     )
     activations = Activations(
         forms=(layer,) * LAYERS, recompute=checkpointing(kind, LAYERS), tokens=TOKENS, seq_len=TOKENS

@@ -185,7 +185,7 @@ def test_every_catalogue_model_has_a_form(name: str):
 def test_rounding_is_of_whole_layers():
     kept = Kept(name="half", per_token=0.5, per_pair=0.25)
     assert kept.num_bytes(tokens=3, seq_len=3) == round(1.5 + 2.25)
-    assert LayerForm(kept=(kept,), input_bytes=1, forward_extra=kept, backward_extra=kept).total(4, 2) == 4
+    assert LayerForm(kept=(kept,), input_bytes=1, forward_extra=kept, backward_extras=(kept,)).total(4, 2) == 4
 
 
 # --- published runs (tracing_facts.md, fact 17) ---------------------------------------------------------------------
