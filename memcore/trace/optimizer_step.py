@@ -17,18 +17,22 @@ from memcore.trace.request import Step
 def step_transient(parameters: Sequence[tuple[tuple[int, ...], int]], step: Step, dtype: torch.dtype) -> int:
     """The most bytes that the optimizer's second step takes beside gradients and states.
 
-    `parameters`: shapes in order, and how many tensors each of them stands for. What is made for all tensors at once
-    (torch's foreach operations) counts that often; what is made for one tensor after the other counts once.
+    `parameters`: shapes in order, and how many tensors each of them stands for. What torch's foreach operations make,
+    they make for all tensors at once, value by value, so one tensor of all values stands for them; what is made for
+    one tensor after the other is the largest's.
     """
-    counts = _by_size(parameters) if step.implementation == "foreach" else [(_values(s), 1) for s, _count in parameters]
+    if step.implementation == "foreach":
+        sizes = [sum(_values(shape) * count for shape, count in parameters)]
+    else:
+        sizes = [_values(shape) for shape, _count in parameters]
     stepped = []
-    for values, _count in counts:
+    for values in sizes:
         parameter = nn.Parameter(torch.empty(values, dtype=dtype))
         parameter.grad = torch.empty_like(parameter)
         stepped.append(parameter)
     optimizer = _optimizer(stepped, step)
     optimizer.step()
-    with _Peak([count for _values, count in counts]) as recorder:
+    with _Peak() as recorder:
         optimizer.step()
     most: int = recorder.most
     return most
@@ -36,14 +40,6 @@ def step_transient(parameters: Sequence[tuple[tuple[int, ...], int]], step: Step
 
 def _values(shape: tuple[int, ...]) -> int:
     return torch.Size(shape).numel()
-
-
-def _by_size(parameters: Sequence[tuple[tuple[int, ...], int]]) -> list[tuple[int, int]]:
-    """Tensors of as many values as one: Adam and SGD treat every value by itself."""
-    found: dict[int, int] = {}
-    for shape, count in parameters:
-        found[_values(shape)] = found.get(_values(shape), 0) + count
-    return list(found.items())
 
 
 def _optimizer(parameters: Iterable[nn.Parameter], step: Step) -> torch.optim.Optimizer:
@@ -59,34 +55,30 @@ def _optimizer(parameters: Iterable[nn.Parameter], step: Step) -> torch.optim.Op
 
 
 class _Peak(TorchDispatchMode):
-    """The most bytes of results alive at once; the i-th result of a list counts `counts[i]` times."""
+    """The most bytes of results alive at once."""
 
-    def __init__(self, counts: list[int]) -> None:
+    def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._counts = counts
         self._level = 0
         self._known: set[int] = set()
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         results = func(*args, **(kwargs or {}))
-        if isinstance(results, torch.Tensor):
-            self._see(results, 1, args)
-        elif isinstance(results, list) and len(results) == len(self._counts):
-            for result, count in zip(results, self._counts, strict=True):
-                self._see(result, count, args)
+        for result in results if isinstance(results, list) else [results]:
+            if isinstance(result, torch.Tensor):
+                self._see(result, args)
         return results
 
-    def _see(self, tensor: torch.Tensor, count: int, args: tuple[Any, ...]) -> None:
+    def _see(self, tensor: torch.Tensor, args: tuple[Any, ...]) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  a storage's identity
         if key in self._known or any(_storage_of(arg) == key for arg in args):
             return
         self._known.add(key)
-        size = count * storage.nbytes()
-        self._level += size
+        self._level += storage.nbytes()
         self.most = max(self.most, self._level)
-        weakref.finalize(storage, self._free, key, size)
+        weakref.finalize(storage, self._free, key, storage.nbytes())
 
     def _free(self, key: int, size: int) -> None:
         self._known.discard(key)
