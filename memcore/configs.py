@@ -17,6 +17,18 @@ MAX_EXPERTS = 16384
 MAX_SIZE = 100_000_000
 MAX_LINK_TEXT = 64
 
+# A model's sizes and the names that config.json has for them, the one that most classes use first.
+SHAPE_NAMES = {
+    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads"),
+    "head_dim": ("head_dim",),
+    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
+    "vocab_size": ("vocab_size",),
+    "max_positions": ("max_position_embeddings", "n_positions"),
+}
+
 _LAYER_KEYS = re.compile(
     r"(num_hidden_layers|num_layers|n_layers?|num_decoder_layers|num_encoder_layers|encoder_layers|decoder_layers)"
 )

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
 from transformers.pytorch_utils import Conv1D
 
-from memcore.configs import check_config, normalise_config
+from memcore.configs import SHAPE_NAMES, check_config, normalise_config
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, dump_inventory
@@ -30,16 +30,6 @@ _AUTO_CLASSES = (
     transformers.AutoModelForSequenceClassification,
     transformers.AutoModel,
 )
-SHAPE_NAMES = {
-    "hidden_size": ("hidden_size", "n_embd", "d_model", "dim"),
-    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
-    "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
-    "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads"),
-    "head_dim": ("head_dim",),
-    "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
-    "vocab_size": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions"),
-}
 _USED_EXPERTS = (
     "num_experts_per_tok",
     "num_experts_per_token",

@@ -236,11 +236,6 @@ def headroom(budget: Budget) -> int:
     return budget.ladder.usable - budget.ladder.device
 
 
-def is_states_only(budget: Budget) -> bool:
-    """Whether activations are not part of the budget."""
-    return Missing.ACTIVATIONS in budget.missing
-
-
 def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
     """The verdict in words: what is needed, what there is, and which phase binds."""
     sentences: dict[Verdict, Callable[[], str]] = {

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,3 +53,14 @@ def public_cases(shared: Path) -> dict[str, dict[str, Any]]:
     """Inputs that break other tools, with the right answers, by id."""
     found = json.loads((shared / "public_cases.json").read_text(encoding="utf-8"))
     return {case["id"]: case for case in found}
+
+
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Threads that wait for one another make real runs ten times slower where the machine has other work."""
+    import torch  # most tests do without
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

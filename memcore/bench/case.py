@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -58,6 +59,17 @@ class Case:
         """The same for equal cases, and for no others."""
         text = json.dumps(dump_case(self), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+    @property
+    def checkpointing_kind(self) -> str:
+        """The kind of checkpointing without its number or its list."""
+        return self.checkpointing.partition("(")[0]
+
+    @property
+    def segment_length(self) -> int | None:
+        """Layers per segment; None where there are no segments."""
+        found = re.fullmatch(r"segments\((\d+)\)", self.checkpointing)
+        return int(found[1]) if found else None
 
     @property
     def tokens(self) -> int:

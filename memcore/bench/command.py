@@ -10,6 +10,7 @@ from typing import Any
 from memcore.bench.curves import Ask, formula_bytes, predicted_k
 from memcore.bench.findings import findings
 from memcore.bench.report import sweep_report, sweep_text
+from memcore.bench.results import Result
 from memcore.bench.running import RunningSweep, State, find_device, measuring_lane
 from memcore.bench.slices import make_slice
 from memcore.bench.store import MAX_EXPORT_CHARS, Store
@@ -77,11 +78,12 @@ def _sweep(args: argparse.Namespace, store: Store, scenario: Scenario, ask: Ask)
         lane.close()
     formulas = formula_bytes(sweep, ask)
     found = findings(sweep, state.measured, predicted_k(sweep, ask))
+    result = Result(sweep=sweep, device=device, measured=state.measured)
     if state.progress.complaint:
         _say(state.progress.complaint)
     if args.json:
-        return sweep_report(sweep, device, state.measured, formulas, found)
-    return sweep_text(sweep, device, state.measured, formulas, found, ByteUnit(args.unit))
+        return sweep_report(result, formulas, found)
+    return sweep_text(result, formulas, found, ByteUnit(args.unit))
 
 
 def _finish(running: RunningSweep) -> State:

@@ -14,12 +14,12 @@ from memcore.bench.sweeps import Sweep, SweepKind
 from memcore.budget import Budget, evidence_for, predict
 from memcore.errors import UserError
 from memcore.explore import activations_at_most, segments
+from memcore.recipes import DType
 from memcore.scenario import parse_scenario
 
 Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 
 _CONVENTIONS = {"fp32": "fp32", "bf16": "pure_bf16", "fp16": "pure_fp16"}
-_WIDTHS = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def formula_bytes(sweep: Sweep, ask: Ask) -> dict[str, int]:
@@ -46,7 +46,7 @@ def _of_stack(case: Case) -> int:
 
     Source: arXiv 1604.06174, section 4.
     """
-    one = _WIDTHS[case.dtype] * case.tokens * case.hidden_size
+    one = DType(case.dtype).size * case.tokens * case.hidden_size
     groups = checkpointing(case.checkpointing, case.num_layers).groups
     if groups[0] is None:
         return one * case.num_layers

@@ -1,6 +1,5 @@
 """What a sweep found: exponents, the parts of a whole layer's bytes, the best segment length, the frontier."""
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,8 +74,7 @@ def _exponents(kind: SweepKind, done: Done) -> dict[str, PowerLaw]:
         if kind is SweepKind.SEQUENCE and case.part is Part.ATTENTION:
             points.setdefault(case.attention, []).append((case.seq_len, figures.peak_bytes))
         elif kind is SweepKind.DEPTH and case.part is Part.PROJECTIONS:
-            name = case.checkpointing.partition("(")[0]
-            points.setdefault(name, []).append((case.num_layers, figures.peak_bytes))
+            points.setdefault(case.checkpointing_kind, []).append((case.num_layers, figures.peak_bytes))
     laws = {name: power_law(each) for name, each in points.items()}
     return {name: law for name, law in laws.items() if law is not None}
 
@@ -91,11 +89,7 @@ def _whole_layers(done: Done) -> dict[str, Quadratic]:
 
 
 def _segments(done: Done, predicted_k: int | None) -> Segments | None:
-    peaks = {
-        int(match[1]): figures.peak_bytes
-        for case, figures in done
-        if (match := re.fullmatch(r"segments\((\d+)\)", case.checkpointing))
-    }
+    peaks = {length: figures.peak_bytes for case, figures in done if (length := case.segment_length) is not None}
     if not peaks:
         return None
     best = min(peaks, key=lambda k: (peaks[k], k))

@@ -1,6 +1,5 @@
 """What a sweep's charts show: measured points, and the lines beside them, as plain numbers."""
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -54,8 +53,7 @@ def panels(result: Result, formulas: Mapping[str, int], found: Findings) -> list
     grouped: dict[Part, dict[tuple[str, str], list[Case]]] = {}
     for case in result.sweep.cases:
         if case.key in result.measured and _size(kind, case) is not None:
-            name = case.checkpointing.partition("(")[0]
-            grouped.setdefault(case.part, {}).setdefault((case.attention, name), []).append(case)
+            grouped.setdefault(case.part, {}).setdefault((case.attention, case.checkpointing_kind), []).append(case)
     return [
         Panel(
             part=part,
@@ -88,8 +86,7 @@ def _size(kind: SweepKind, case: Case) -> int | None:
         return case.seq_len
     if kind is SweepKind.DEPTH:
         return case.num_layers
-    found = re.fullmatch(r"segments\((\d+)\)", case.checkpointing)
-    return int(found[1]) if found else None
+    return case.segment_length
 
 
 def _law(kind: SweepKind, part: Part, attention: str, checkpointing: str, found: Findings) -> PowerLaw | None:

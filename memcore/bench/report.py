@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from memcore.bench.case import dump_case
+from memcore.bench.case import Case, dump_case
 from memcore.bench.findings import Findings, spread_percent, step_seconds
 from memcore.bench.measurement import DeviceFacts, Figures, Measurement, dump_measurement
+from memcore.bench.results import Result
 from memcore.bench.sweeps import Sweep
 from memcore.bench.words import case_label, found_here, status_label, without_figures
 from memcore.columns import table, wrap
@@ -15,20 +16,15 @@ from memcore.i18n import mark
 from memcore.units import ByteUnit, format_bytes, format_percent, format_seconds
 
 
-def sweep_report(
-    sweep: Sweep,
-    device: DeviceFacts,
-    measured: Mapping[str, Measurement],
-    formulas: Mapping[str, int],
-    found: Findings,
-) -> dict[str, Any]:
+def sweep_report(result: Result, formulas: Mapping[str, int], found: Findings) -> dict[str, Any]:
     """Everything as JSON data: `exponents` as plain numbers by attention or checkpointing, their intervals in
     `intervals`."""
+    sweep = result.sweep
     return {
         "sweep": sweep.kind.value,
-        "device": asdict(device),
+        "device": asdict(result.device),
         "reductions": sweep.notes(),
-        "cases": [_case(sweep, index, measured, formulas) for index in range(len(sweep.cases))],
+        "cases": [_case(case, result.measured.get(case.key), formulas.get(case.key)) for case in sweep.cases],
         "exponents": {name: law.exponent for name, law in found.exponents.items()},
         "intervals": {name: [law.low, law.high] for name, law in found.exponents.items()},
         "layers": {
@@ -46,34 +42,23 @@ def _longest(sweep: Sweep) -> int:
     return max(case.seq_len for case in sweep.cases)
 
 
-def _case(
-    sweep: Sweep, index: int, measured: Mapping[str, Measurement], formulas: Mapping[str, int]
-) -> dict[str, Any]:  # fmt: skip
-    case = sweep.cases[index]
-    found = measured.get(case.key)
+def _case(case: Case, found: Measurement | None, formula: int | None) -> dict[str, Any]:
     if found is None:
-        return {"case": dump_case(case), "status": "not_measured", "formula_bytes": formulas.get(case.key)}
+        return {"case": dump_case(case), "status": "not_measured", "formula_bytes": formula}
     data = dump_measurement(found)
     del data["device"]
-    return {**data, "formula_bytes": formulas.get(case.key)}
+    return {**data, "formula_bytes": formula}
 
 
-def sweep_text(
-    sweep: Sweep,
-    device: DeviceFacts,
-    measured: Mapping[str, Measurement],
-    formulas: Mapping[str, int],
-    found: Findings,
-    unit: ByteUnit,
-) -> str:
+def sweep_text(result: Result, formulas: Mapping[str, int], found: Findings, unit: ByteUnit) -> str:
     """The same as a table, what was found in words, and every reduction."""
-    rows = case_rows(sweep, measured, formulas, unit)
+    rows = case_rows(result, formulas, unit)
     lines = [[_(HEADINGS[name]) for name in _IN_TEXT], *([row[name] for name in _IN_TEXT] for row in rows)]
-    paragraphs = [where_measured(device), table(lines, "~>>>>>>>")]
-    tried = [measured[case.key] for case in sweep.cases if case.key in measured]
-    paragraphs += _wrapped(found_here(sweep, found, unit))
-    paragraphs += _wrapped(f"{reason} ({'; '.join(cases)})" for reason, cases in without_figures(tried).items())
-    paragraphs += _wrapped(sweep.notes())
+    paragraphs = [where_measured(result.device), table(lines, "~>>>>>>>")]
+    missing = without_figures(result.tried())
+    paragraphs += _wrapped(found_here(result.sweep, found, unit))
+    paragraphs += _wrapped(f"{reason} ({'; '.join(cases)})" for reason, cases in missing.items())
+    paragraphs += _wrapped(result.sweep.notes())
     return "\n\n".join(paragraphs)
 
 
@@ -110,13 +95,12 @@ HEADINGS = {
 _IN_TEXT = ("case", "peak", "trace", "formula", "kept", "time", "gradients", "measured")
 
 
-def case_rows(
-    sweep: Sweep, measured: Mapping[str, Measurement], formulas: Mapping[str, int], unit: ByteUnit
-) -> list[dict[str, str]]:  # fmt: skip
+def case_rows(result: Result, formulas: Mapping[str, int], unit: ByteUnit) -> list[dict[str, str]]:
     """One row for each case, by the names of `HEADINGS`; gaps where there is no figure."""
     rows = []
-    for case in sweep.cases:
-        found, formula = measured.get(case.key), formulas.get(case.key)
+    for case in result.sweep.cases:
+        key = case.key
+        found, formula = result.measured.get(key), formulas.get(key)
         row = dict.fromkeys(HEADINGS, "") | {"case": case_label(case)}
         row["formula"] = "" if formula is None else format_bytes(formula, unit)
         row["measured"] = "" if found is None else found.measured_at[:10]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import sleep
 
 from memcore.bench.case import Case, dump_case
 from memcore.bench.measurement import KEPT, DeviceFacts, Measurement, measurement_of
@@ -11,11 +10,9 @@ from memcore.bench.store import Store
 from memcore.bench.sweeps import Sweep, estimate_s
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.jobs import HeavyJob, HeavyLane, JobResult, JobStatus, Progress, Step
+from memcore.jobs import HeavyJob, HeavyLane, JobResult, JobStatus, Progress, Step, finish
 from memcore.settings import settings
 
-# How often who waits looks.
-_LOOK_S = 0.1
 # What the first case takes longer: its worker imports torch and transformers.
 _START_S = 3.0
 
@@ -28,10 +25,7 @@ def measuring_lane() -> HeavyLane:
 def find_device(lane: HeavyLane) -> DeviceFacts:
     """The device that measures here. Takes a few seconds. Raises UserError."""
     # A queue of its own: which device it is is what it asks.
-    job = lane.submit([Step(task="device", payload={})], device="unknown")
-    while lane.look(job).status is None:
-        sleep(_LOOK_S)
-    results = lane.look(job).results
+    results = finish(lane, lane.submit([Step(task="device", payload={})], device="unknown")).results
     if not results or results[0].status is not JobStatus.DONE or results[0].value is None:
         reason = results[0].message if results else _("The calculation was cancelled.")
         raise UserError(_("The device that measures could not be found: {reason}").format(reason=reason))

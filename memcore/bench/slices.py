@@ -6,20 +6,15 @@ from math import gcd
 from typing import Any
 
 from memcore.budget import Evidence, inventory_for
+from memcore.configs import SHAPE_NAMES
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.models import Inventory, Shapes, catalogue_model
 from memcore.scenario import Scenario
 from memcore.states import precision_of
 
-# Names of a size in a config.json, the one that most classes use first.
-_HIDDEN = ("hidden_size", "n_embd", "d_model", "dim")
-_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads")
-_KV_HEADS = ("num_key_value_heads",)
-_INNER = ("intermediate_size", "n_inner", "ffn_dim", "d_ff")
-_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+_KV_HEADS = SHAPE_NAMES["num_kv_heads"][0]
 _EXPERTS_INNER = ("moe_intermediate_size", "shared_expert_intermediate_size")
-_POSITIONS = ("max_position_embeddings", "n_positions")
 _DROPOUT = (
     "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob",
     "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "residual_dropout", "embd_pdrop", "embedding_dropout",
@@ -146,22 +141,23 @@ def _kv_heads(heads: int, wanted: int) -> int:
 def _reduced(part: Slice, num_layers: int, longest: int) -> dict[str, Any]:
     config = {name: value for name, value in part.base_config.items() if name not in ("architectures", "vision_config")}
     shapes = part.shapes
-    _set(config, _HIDDEN, part.hidden_size)
-    _set(config, _HEADS, part.num_heads)
-    if shapes.num_kv_heads != shapes.num_heads or config.get(_KV_HEADS[0]) is not None:
-        _set(config, _KV_HEADS, part.num_kv_heads)
-    given = [name for name in _INNER if config.get(name) is not None]
+    _set(config, SHAPE_NAMES["hidden_size"], part.hidden_size)
+    _set(config, SHAPE_NAMES["num_heads"], part.num_heads)
+    if shapes.num_kv_heads != shapes.num_heads or config.get(_KV_HEADS) is not None:
+        config[_KV_HEADS] = part.num_kv_heads
+    inner = SHAPE_NAMES["intermediate_size"]
+    given = [name for name in inner if config.get(name) is not None]
     if given or shapes.intermediate_size != 4 * shapes.hidden_size:
-        _set(config, given or _INNER, shapes.intermediate_size // part.divisor)
+        _set(config, given or inner, shapes.intermediate_size // part.divisor)
     for name in _EXPERTS_INNER:
         if config.get(name):
             config[name] = config[name] // part.divisor
     for name, value in config.items():
         if isinstance(value, list) and len(value) == shapes.num_layers:
             config[name] = value[:num_layers]
-    _set(config, _LAYERS, num_layers)
+    _set(config, SHAPE_NAMES["num_layers"], num_layers)
     if shapes.max_positions < longest:
-        _set(config, _POSITIONS, longest)
+        _set(config, SHAPE_NAMES["max_positions"], longest)
     config["vocab_size"] = _VOCABULARY
     config.update(dict.fromkeys((name for name in _DROPOUT if config.get(name) or part.has_dropout), 0.0))
     config.update(dict.fromkeys(_TOKEN_IDS, 0))

@@ -17,7 +17,7 @@ The heavy lane measures, one job per device at a time::
         show(progress)
 """
 
-from memcore.jobs.heavy import HeavyLane
+from memcore.jobs.heavy import HeavyLane, finish
 from memcore.jobs.heavy_job import HeavyJob, HeavyLimits, Progress, Step
 from memcore.jobs.results import JobResult, JobStatus, LaneLimits
 from memcore.jobs.runner import LightLane
@@ -32,4 +32,5 @@ __all__ = [
     "LightLane",
     "Progress",
     "Step",
+    "finish",
 ]

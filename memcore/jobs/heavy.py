@@ -6,11 +6,11 @@ gets a new worker. The job's worker ends with it, which frees the device.
 """
 
 import atexit
-import json
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from time import sleep
 
@@ -18,8 +18,8 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.jobs.device_lock import device_lock
 from memcore.jobs.heavy_job import HeavyJob, HeavyLimits, OnResult, Progress, Step
-from memcore.jobs.process import POLL_S, Worker, outcome_of
-from memcore.jobs.results import JobStatus, Outcome
+from memcore.jobs.process import POLL_S, Seat
+from memcore.jobs.results import JobStatus
 
 # How long `close` waits for each device's worker to be gone.
 _CLOSE_S = 5.0
@@ -42,13 +42,12 @@ class HeavyLane:
     ) -> None:
         self.limits = limits or HeavyLimits()
         self._locks = locks
-        self._quiet = quiet
-        self._start_text = json.dumps(
-            {
-                "memory_bytes": self.limits.memory_bytes,
-                "reply_bytes": self.limits.reply_bytes,
-                "tasks": dict(extra_tasks or {}),
-            }
+        self._new_seat = partial(
+            Seat,
+            memory_bytes=self.limits.memory_bytes,
+            reply_bytes=self.limits.reply_bytes,
+            tasks=extra_tasks,
+            quiet=quiet,
         )
         self._changed = threading.Condition()  # guards everything below
         self._waiting: dict[str, deque[HeavyJob]] = {}
@@ -150,28 +149,17 @@ class HeavyLane:
 
     def _work(self, job: HeavyJob) -> JobStatus:
         """Run a job's cases; how it ended."""
-        worker: Worker | None = None
+        seat = self._new_seat()
         try:
             for request in job.requests:
                 if (status := job.verdict()) is not None:
                     return status
                 job.begin_case()
-                outcome = Outcome(JobStatus.CRASHED)
-                try:
-                    worker = worker or Worker(self._start_text, self.limits.reply_bytes, quiet=self._quiet)
-                    outcome = outcome_of(worker, request, job.case_verdict, job.case_seconds)
-                except Exception as error:  # whatever it was, the next case gets its turn
-                    outcome = Outcome(JobStatus.CRASHED, reason=type(error).__name__)
-                finally:
-                    if worker is not None and not outcome.worker_fit:
-                        worker.end()
-                        worker = None
-                job.end_case(outcome)
+                job.end_case(seat.outcome(request, job.case_verdict, job.case_seconds))
             return JobStatus.CANCELLED if job.lost_its_last_case() else JobStatus.DONE
         finally:
-            if worker is not None:
-                with suppress(OSError):
-                    worker.end()
+            with suppress(OSError):
+                seat.leave()
 
 
 def finish(lane: HeavyLane, job: HeavyJob) -> Progress:

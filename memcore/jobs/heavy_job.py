@@ -9,7 +9,7 @@ from typing import Any
 
 from memcore.i18n import language
 from memcore.jobs.process import encode_request
-from memcore.jobs.results import JobResult, JobStatus, Outcome, in_words
+from memcore.jobs.results import JobResult, JobStatus, Outcome, check_limits, in_words
 from memcore.units import GIB, MIB
 
 _MOST_OF_A_CASE = 0.95
@@ -35,11 +35,8 @@ class HeavyLimits:
     reply_bytes: int = MIB
 
     def __post_init__(self) -> None:
-        for name in ("case_timeout_s", "job_timeout_s", "memory_bytes", "heartbeat_s", "reply_bytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        if self.queue < 0:
-            raise ValueError(f"queue is {self.queue}; it must be 0 or more")
+        above_zero = ("case_timeout_s", "job_timeout_s", "memory_bytes", "heartbeat_s", "reply_bytes")
+        check_limits(self, above_zero=above_zero, zero_or_more=("queue",))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,9 +54,9 @@ class Progress:
 
     `place`: jobs before it, 0 when it runs or has ended. `estimate_s` until it ends, about, those before it
     included. `results` of the cases that ended, in order. `status` is None until the job has ended: done when
-    every case ran, however each of them ended; else cancelled or timed_out. `waits_for_others`: it is the first
-    here, but another program measures on the device. `case_share`: how much of the running case is done, about,
-    from 0 to 1. `complaint`: the sentence of a result that could not be passed on.
+    every case ran, however each of them ended; else cancelled or timed_out. `waits_for_others`: it is the first here, but another program measures on the device. `case_share`: how
+    much of the running case is done, about, from 0 to 1. `complaint`: the sentence of a result that could not be passed
+    on.
     """
 
     place: int

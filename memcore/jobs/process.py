@@ -6,7 +6,7 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -113,10 +113,50 @@ class Worker:
         return f"exit code {process.returncode}"
 
 
-def outcome_of(
+class Seat:
+    """Where one worker sits: started when a request needs it, ended when it is of no more use. One thread uses it.
+
+    `memory_bytes`, `reply_bytes` and `tasks` are what the worker is told (memcore.jobs.worker, WorkerStart). `quiet`
+    throws away what it writes to stderr.
+    """
+
+    def __init__(self, *, memory_bytes: int, reply_bytes: int, tasks: Mapping[str, str] | None, quiet: bool) -> None:
+        start = {"memory_bytes": memory_bytes, "reply_bytes": reply_bytes, "tasks": dict(tasks or {})}
+        self._start_text = json.dumps(start)
+        self._reply_bytes = reply_bytes
+        self._quiet = quiet
+        self._worker: Worker | None = None
+
+    def outcome(
+        self, request: bytes, verdict: Callable[[], JobStatus | None], seconds: Callable[[], float]
+    ) -> Outcome:  # fmt: skip
+        """How a request ended, whatever that was. `seconds` reads the job's clock."""
+        outcome = Outcome(JobStatus.CRASHED)
+        try:
+            self._worker = self._worker or Worker(self._start_text, self._reply_bytes, quiet=self._quiet)
+            outcome = _outcome_of(self._worker, request, verdict, seconds)
+        except Exception as error:  # whatever it was, callers wait for an outcome
+            outcome = Outcome(JobStatus.CRASHED, reason=type(error).__name__)
+        finally:
+            if not outcome.worker_fit:
+                self.leave()
+        return outcome
+
+    def leave_if_ended(self) -> None:
+        """Let go of a worker that has ended since its last request."""
+        if self._worker is not None and not self._worker.is_idle():
+            self.leave()
+
+    def leave(self) -> None:
+        """End the worker, if there is one."""
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+
+def _outcome_of(
     worker: Worker, request: bytes, verdict: Callable[[], JobStatus | None], seconds: Callable[[], float]
 ) -> Outcome:
-    """How a request to a worker ended, and whether the worker is of further use. `seconds` reads the job's clock."""
     try:
         reply = worker.ask(request, verdict)
     except StoppedError as stopped:

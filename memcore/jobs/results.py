@@ -1,6 +1,7 @@
 """How a job can end, and what a lane may use."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -59,12 +60,21 @@ class LaneLimits:
     reply_bytes: int = 8 * MIB
 
     def __post_init__(self) -> None:
-        for name in ("workers", "timeout_s", "memory_bytes", "reply_bytes"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
-        for name in ("queue", "cache_entries", "cache_bytes"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be 0 or more")
+        check_limits(
+            self,
+            above_zero=("workers", "timeout_s", "memory_bytes", "reply_bytes"),
+            zero_or_more=("queue", "cache_entries", "cache_bytes"),
+        )
+
+
+def check_limits(limits: object, *, above_zero: Sequence[str], zero_or_more: Sequence[str]) -> None:
+    """Raise `ValueError` for a limit that leaves nothing to work with."""
+    for name in above_zero:
+        if not getattr(limits, name) > 0:
+            raise ValueError(f"{name} is {getattr(limits, name)}; it must be above 0")
+    for name in zero_or_more:
+        if getattr(limits, name) < 0:
+            raise ValueError(f"{name} is {getattr(limits, name)}; it must be 0 or more")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,18 +10,18 @@ a process it forks (rather than starts anew) can delay the notice of its crash u
 
 import atexit
 import hashlib
-import json
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from memcore.errors import UserError
 from memcore.i18n import language
 from memcore.jobs.kept import KeptOutcomes
-from memcore.jobs.process import POLL_S, Worker, encode_request, outcome_of
+from memcore.jobs.process import POLL_S, Seat, encode_request
 from memcore.jobs.results import JobResult, JobStatus, LaneLimits, Outcome, in_words
 
 # Idle work that is remembered; what was prepared last comes first.
@@ -42,14 +42,13 @@ class LightLane:
     def __init__(
         self, limits: LaneLimits | None = None, *, extra_tasks: Mapping[str, str] | None = None, quiet: bool = False
     ) -> None:
-        self._quiet = quiet
         self._limits = limits or LaneLimits()
-        self._start_text = json.dumps(
-            {
-                "memory_bytes": self._limits.memory_bytes,
-                "reply_bytes": self._limits.reply_bytes,
-                "tasks": dict(extra_tasks or {}),
-            }
+        self._new_seat = partial(
+            Seat,
+            memory_bytes=self._limits.memory_bytes,
+            reply_bytes=self._limits.reply_bytes,
+            tasks=extra_tasks,
+            quiet=quiet,
         )
         self._changed = threading.Condition()  # guards everything below
         self._threads: list[threading.Thread] = []  # one per worker process, up to the pool's size
@@ -192,28 +191,19 @@ class LightLane:
     # The threads' side: each owns one worker process
 
     def _serve(self) -> None:
-        worker: Worker | None = None
+        seat = self._new_seat()
         try:
             while (flight := self._next_flight()) is not None:
-                if worker is not None and not worker.is_idle():
-                    worker.end()
-                    worker = None
                 outcome = Outcome(JobStatus.CRASHED)
                 try:
-                    worker = worker or Worker(self._start_text, self._limits.reply_bytes, quiet=self._quiet)
-                    outcome = self._fly(flight, worker)
-                except Exception as error:  # whatever it was, callers wait for an outcome
-                    outcome = Outcome(JobStatus.CRASHED, reason=type(error).__name__)
+                    seat.leave_if_ended()
+                    outcome = self._fly(flight, seat)
                 finally:
-                    if worker is not None and not outcome.worker_fit:
-                        worker.end()
-                        worker = None
                     with self._changed:
                         self._num_running -= 1
                         self._settle(flight, outcome)
         finally:
-            if worker is not None:
-                worker.end()
+            seat.leave()
 
     def _next_flight(self) -> "_Flight | None":
         """Wait for a flight to run; None when the lane closes."""
@@ -224,7 +214,7 @@ class LightLane:
             self._num_running += 1
             return self._waiting.popleft() if self._waiting else self._idle_work.popleft()
 
-    def _fly(self, flight: "_Flight", worker: Worker) -> "Outcome":
+    def _fly(self, flight: "_Flight", seat: Seat) -> "Outcome":
         """Run a flight's job in a worker."""
         flight.started_s = time.monotonic()
 
@@ -233,7 +223,7 @@ class LightLane:
                 return JobStatus.CANCELLED
             return JobStatus.TIMED_OUT if flight.seconds() > flight.timeout_s else None
 
-        return outcome_of(worker, flight.request, verdict, flight.seconds)
+        return seat.outcome(flight.request, verdict, flight.seconds)
 
     def _settle(self, flight: "_Flight", outcome: "Outcome") -> None:
         """Let a flight's callers go with its outcome. Called with the lock held."""

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from memcore.counting import SHAPE_NAMES, build_model, is_vision, load_config, setting
+from memcore.configs import SHAPE_NAMES
+from memcore.counting import build_model, is_vision, load_config, setting
 from memcore.trace import kernels
 from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.request import Adapters, Request

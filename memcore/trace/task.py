@@ -32,14 +32,14 @@ def trace_task(payload: dict[str, Any]) -> dict[str, Any]:
     traced."""
     request = read_request(payload)
     check_sizes(request.micro_batch, request.seq_len)
-    return dump_profile(in_words(_tape(request), request))
+    return dump_profile(in_words(kept_tape(request), request))
 
 
 def events_task(payload: dict[str, Any]) -> dict[str, Any]:
     """The worker's task "trace_events": every storage taken and given back, see memcore.trace.replay.timeline."""
     request = read_request(payload)
     check_sizes(request.micro_batch, request.seq_len)
-    return {"events": [list(event) for event in timeline(_tape(request))]}
+    return {"events": [list(event) for event in timeline(kept_tape(request))]}
 
 
 def trace_anew(payload: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +62,8 @@ def sizes_task(payload: dict[str, Any]) -> dict[str, Any]:
     return {"any_size": bool(kept["tapes"])}
 
 
-def _tape(request: Request) -> Tape:
+def kept_tape(request: Request) -> Tape:
+    """A request's tape: from those of the sampled sizes, or its own, kept or made now. Raises UserError."""
     sampled = _kept().get(_key(request, any_size=True))
     if sampled is not None and sampled["tapes"]:
         return tape_at(_load(sampled), (request.micro_batch, request.seq_len))

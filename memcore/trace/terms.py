@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from memcore.terms import Category, EvidenceKind, Formula, Moment, Phase, Term, Timeline, by_layer, during, product
+from memcore.engines.base import is_update
+from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, by_layer, during, product
 from memcore.trace.profile import ActivationProfile
 from memcore.trace.tape import CATEGORIES
 
@@ -57,13 +58,10 @@ def _gradients(term: Term, profile: ActivationProfile, timeline: Timeline) -> Te
 
 
 def _transient(name: str, num_bytes: int, profile: ActivationProfile, timeline: Timeline) -> Term:
-    def at(moment: Moment) -> int:
-        return num_bytes if moment.phase is Phase.OPTIMIZER and moment.segment is None else 0
-
     return Term(
         name=name,
         category=Category.OPTIMIZER,
-        bytes_at=during(timeline, at),
+        bytes_at=during(timeline, lambda moment: num_bytes if is_update(moment) else 0),
         formula=Formula(symbols=r"O_{moment}", numbers=product(num_bytes)),
         source=traced_source(profile),
         evidence=EvidenceKind.TRACE,

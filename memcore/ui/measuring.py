@@ -266,7 +266,7 @@ def _table(result: Result, formulas: dict[str, int], unit: ByteUnit) -> None:
         key="measured_cases",
         icon=":material/table:",
     ):
-        rows = case_rows(result.sweep, result.measured, formulas, unit)
+        rows = case_rows(result, formulas, unit)
         table([{_(HEADINGS[name]): cell for name, cell in row.items()} for row in rows], _("Every case measured"))
         st.caption(
             _(

@@ -3,7 +3,6 @@
 Run: pytest tests/bench/test_measure.py
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -21,17 +20,11 @@ from memcore.bench.worker.attention import UnavailableError, kernel_that_ran
 from memcore.bench.worker.device import device_task, find_device
 from memcore.bench.worker.measure import measure_task
 
-pytestmark = pytest.mark.skipif(find_device() != "cpu", reason="an accelerator is measured here, not the CPU")
+pytestmark = [
+    pytest.mark.skipif(find_device() != "cpu", reason="an accelerator is measured here, not the CPU"),
+    pytest.mark.usefixtures("one_torch_thread"),
+]
 FLASH_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for one another make the runs ten times slower where the machine has other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def answer(case: Case) -> dict[str, Any]:

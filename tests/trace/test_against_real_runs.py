@@ -38,6 +38,7 @@ from memcore.trace import kernels
 from memcore.trace.building import DTYPES
 from memcore.trace.request import Adapters
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 TOLERANCE, TOLERANCE_BYTES = 0.001, 64 * 1024
 EXPERTS = ("mixtral", "qwen3_moe", "deepseek_v3")
 # In BF16 their peak falls into a product whose operands oneDNN packs.
@@ -285,15 +286,6 @@ def real_peak(case: Case) -> int:
         warnings.simplefilter("ignore")
         with torch.backends.mkldnn.flags(enabled=False) if packs else nullcontext(), again:
             return allocator_peak(step, lambda: model.zero_grad(set_to_none=True))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Threads that wait for one another make the runs ten times slower where the machine has other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -19,10 +19,10 @@ from memcore.bench.worker.attention import UnavailableError, kernel_that_ran
 from memcore.bench.worker.device import Clock, Peak, operations_of, peak_of, synchronize
 from memcore.bench.worker.subjects import Recompute, Subject, make_subject
 from memcore.errors import UserError
-from memcore.trace.profile import load_profile
+from memcore.trace.replay import replay, timeline
 from memcore.trace.request import Request
-from memcore.trace.tape import GRADIENTS
-from memcore.trace.task import events_task, trace_task
+from memcore.trace.tape import GRADIENTS, Tape
+from memcore.trace.task import kept_tape
 
 # A step is timed until one of these is reached, but at least twice.
 _MOST_REPEATS, _LEAST_REPEATS, _MOST_SECONDS = 7, 3, 1.0
@@ -241,22 +241,19 @@ def _traced(case: Case) -> tuple[int, int] | None:
         kernels=case.device,
     )
     try:
-        profile = load_profile(trace_task(asdict(request)))
-        events = events_task(asdict(request))["events"]
+        tape = kept_tape(request)
     except UserError:
         return None
-    return (
-        (_peak_with_gradients_dropped(events), max(profile.with_gradients))
-        if profile.attention == request.attention
-        else None
-    )
+    if tape.attention != request.attention:
+        return None
+    return _peak_with_gradients_dropped(tape), max(replay(tape).with_gradients)
 
 
-def _peak_with_gradients_dropped(events: list[list[Any]]) -> int:
+def _peak_with_gradients_dropped(tape: Tape) -> int:
     """The peak of a traced step where each gradient is given back once complete: after the next taking, since a
     product's backward takes its weight's gradient before its input's."""
     level = most = new_gradients = 0
-    for _moment, category, _module, change in events:
+    for _moment, category, _module, change in timeline(tape):
         if category == GRADIENTS:
             new_gradients += max(change, 0)
             most = max(most, level + new_gradients)
