@@ -82,6 +82,5 @@ class RunningSweep:
         """How far it is."""
         progress = self._lane.look(self._job)
         done = len(progress.results)
-        waits = progress.place or progress.waits_for_others or progress.status is not None
-        runs = not waits and done < len(self._cases)
+        runs = progress.has_begun and progress.status is None and done < len(self._cases)
         return State(progress=progress, measured=self._measured, running=self._cases[done] if runs else None)

@@ -54,7 +54,8 @@ class Progress:
 
     `place`: jobs before it, 0 when it runs or has ended. `estimate_s` until it ends, about, those before it
     included. `results` of the cases that ended, in order. `status` is None until the job has ended: done when
-    every case ran, however each of them ended; else cancelled or timed_out. `waits_for_others`: it is the first here, but another program measures on the device. `case_share`: how
+    every case ran, however each of them ended; else cancelled or timed_out. `has_begun`: its first case has the device
+    to itself. `waits_for_others`: it is the first here, but another program measures on the device. `case_share`: how
     much of the running case is done, about, from 0 to 1. `complaint`: the sentence of a result that could not be passed
     on.
     """
@@ -64,6 +65,7 @@ class Progress:
     num_steps: int
     results: tuple[JobResult, ...]
     status: JobStatus | None
+    has_begun: bool
     waits_for_others: bool
     case_share: float
     complaint: str
@@ -121,6 +123,7 @@ class HeavyJob:
             num_steps=len(self.requests),
             results=results,
             status=self._status,
+            has_begun=self._begun_s is not None,
             waits_for_others=self.waits_for_others,
             case_share=self._case_share(len(results)),
             complaint=self._complaint,
