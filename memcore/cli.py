@@ -43,6 +43,7 @@ from memcore.text import (
 )
 from memcore.trace.request import trace_request
 from memcore.units import ByteUnit
+from memcore.verify import command as verify_command
 
 EXIT_STATUS = {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: 1, Verdict.UNCERTAIN: 3}
 EXIT_BAD_INPUT = 2
@@ -132,6 +133,8 @@ def _parser() -> _Parser:
     ds_config.add_argument("scenario", metavar="SCENARIO.json", help=_("the scenario that it is for"))
     about_bench = _("measure a scenario's own layers on this machine, or export and import what was measured")
     bench_command.add_options(command("bench", _bench, about_bench))
+    about_verify = _("run the real engine on this machine and lay what it takes beside the prediction")
+    verify_command.add_options(command("verify", _verify, about_verify))
     return parser
 
 
@@ -187,6 +190,11 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
 
 def _bench(args: argparse.Namespace) -> tuple[int, str]:
     output = bench_command.answer(args, _ask, _read)
+    return 0, output if isinstance(output, str) else _json(output)
+
+
+def _verify(args: argparse.Namespace) -> tuple[int, str]:
+    output = verify_command.answer(args, _ask, _read)
     return 0, output if isinstance(output, str) else _json(output)
 
 

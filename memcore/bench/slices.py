@@ -20,7 +20,7 @@ _DROPOUT = (
     "hidden_dropout", "hidden_dropout_prob", "resid_pdrop", "residual_dropout", "embd_pdrop", "embedding_dropout",
 )  # fmt: skip
 _TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
-_VOCABULARY = 256
+FEW_WORDS = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,12 +67,16 @@ class Slice:
     has_dropout: bool
     base_config: Mapping[str, Any]
 
-    def config(self, num_layers: int, longest: int) -> dict[str, Any]:
+    def config(self, num_layers: int, longest: int, vocabulary: int = FEW_WORDS) -> dict[str, Any]:
         """The config.json of `num_layers` layers of this slice, for sequences of up to `longest` tokens."""
-        return _reduced(self, num_layers, longest)
+        return {**_reduced(self, num_layers, longest), "vocab_size": vocabulary}
 
     def reductions(self) -> list[str]:
         """What differs from the scenario's own layer, as sentences; sizes that a sweep varies are not among them."""
+        return [*self.width_reductions(), _("The layers alone run: no head, no loss, and an embedding of a few words.")]
+
+    def width_reductions(self) -> list[str]:
+        """What differs within a layer."""
         shapes, found = self.shapes, []
         if self.divisor > 1:
             sentence = _(
@@ -86,17 +90,19 @@ class Slice:
             found.append(sentence.format(dtype=self.dtype.upper(), asked=self.scenario_dtype.upper()))
         if self.has_dropout:
             found.append(_("Dropout is off, so that the variants' results can be compared."))
-        found.append(_("The layers alone run: no head, no loss, and an embedding of a few words."))
         return found
 
 
-def make_slice(scenario: Scenario, evidence: Evidence, device: str, dtype: str | None = None) -> Slice:
-    """The scenario's layer, no larger than the device has room for. Raises UserError for what has no layers."""
+def make_slice(
+    scenario: Scenario, evidence: Evidence, device: str, dtype: str | None = None, limits: Room | None = None
+) -> Slice:
+    """The scenario's layer, no larger than the device has room for, or `limits` if given. Raises UserError for what
+    has no layers."""
     inventory = inventory_for(scenario.model, evidence)
     config = _config(scenario)
     if inventory is None or config is None:
         raise UserError(_("A parameter count has no layers to measure: choose a model with a config."), "model")
-    shapes, limits = inventory.shapes, room(device)
+    shapes, limits = inventory.shapes, limits or room(device)
     if not shapes.num_heads or not shapes.head_dim:
         raise UserError(_("The model has no attention heads to measure."), "model")
     asked = precision_of(scenario.recipe).convention.compute_dtype.value
@@ -158,7 +164,6 @@ def _reduced(part: Slice, num_layers: int, longest: int) -> dict[str, Any]:
     _set(config, SHAPE_NAMES["num_layers"], num_layers)
     if shapes.max_positions < longest:
         _set(config, SHAPE_NAMES["max_positions"], longest)
-    config["vocab_size"] = _VOCABULARY
     config.update(dict.fromkeys((name for name in _DROPOUT if config.get(name) or part.has_dropout), 0.0))
     config.update(dict.fromkeys(_TOKEN_IDS, 0))
     if "first_k_dense_replace" in config:

@@ -215,7 +215,7 @@ def _block_modules(block: Block, layer: int, sizes: list[int]) -> Iterator[_Modu
         yield _Module((), layer)
     containers: set[str] = set()
     owned: dict[str, list[Tensor]] = {}
-    for tensor in sorted(block.tensors, key=_execution_key):
+    for tensor in sorted(block.tensors, key=execution_key):
         owned.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
     for owner, tensors in owned.items():
         container = owner.partition(".")[0] if "." in owner else ""
@@ -227,7 +227,7 @@ def _block_modules(block: Block, layer: int, sizes: list[int]) -> Iterator[_Modu
         yield _Module(tuple(range(first, len(sizes))), layer)
 
 
-def _execution_key(tensor: Tensor) -> int:
+def execution_key(tensor: Tensor) -> int:
     """Norm before attention, attention, norm before the MLP, MLP: registration order puts the norms last."""
     if tensor.role is Role.NORM and tensor.name.startswith(_FIRST_NORMS):
         return 0

@@ -41,11 +41,13 @@ class HeavyLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One case of a job: a task of the worker, its payload, and how long it will take, about."""
+    """One case of a job: a task of the worker, its payload, how long it will take, about, and how long it may, where
+    that is not the lane's limit for a case."""
 
     task: str
     payload: dict[str, Any]
     estimate_s: float = 5.0
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +89,9 @@ class HeavyJob:
         self._context = copy_context()  # results are put in words in the language of who asked
         self.requests = [encode_request(task=each.task, payload=each.payload, language=language()) for each in steps]
         self._estimates_s = [each.estimate_s for each in steps]
+        self._timeouts_s = [each.timeout_s or limits.case_timeout_s for each in steps]
+        # Cases with a limit of their own come on top of what all the others may take together.
+        self._whole_timeout_s = limits.job_timeout_s + sum(each.timeout_s or 0.0 for each in steps)
         self._on_result = on_result
         self._limits = limits
         self._results: list[JobResult] = []
@@ -155,7 +160,7 @@ class HeavyJob:
         """Why it must not go on; None while it may."""
         if self._cancelled.is_set() or time.monotonic() - self._seen_s > self._limits.heartbeat_s:
             return JobStatus.CANCELLED
-        if self._begun_s is not None and time.monotonic() - self._begun_s > self._limits.job_timeout_s:
+        if self._begun_s is not None and time.monotonic() - self._begun_s > self._whole_timeout_s:
             return JobStatus.TIMED_OUT
         return None
 
@@ -163,7 +168,7 @@ class HeavyJob:
         """Why the running case must not go on."""
         if (status := self.verdict()) is not None:
             return status
-        return JobStatus.TIMED_OUT if self.case_seconds() > self._limits.case_timeout_s else None
+        return JobStatus.TIMED_OUT if self.case_seconds() > self._timeouts_s[len(self._results)] else None
 
     def begin_case(self) -> None:
         """The next case is about to run."""
@@ -191,7 +196,7 @@ class HeavyJob:
 
     def _timeout_s(self) -> float:
         whole = self.verdict() is JobStatus.TIMED_OUT
-        return self._limits.job_timeout_s if whole else self._limits.case_timeout_s
+        return self._whole_timeout_s if whole else self._timeouts_s[len(self._results)]
 
     def end(self, status: JobStatus) -> None:
         """Let its owner go."""

@@ -21,6 +21,7 @@ TASKS: Mapping[str, str] = {
     "trace": "memcore.trace.task:trace_task",
     "trace_events": "memcore.trace.task:events_task",
     "trace_sizes": "memcore.trace.task:sizes_task",
+    "verify": "memcore.verify.worker.launch:verify_task",
 }
 
 

@@ -56,7 +56,7 @@ def heavy_lane() -> HeavyLane:
 
 
 @st.cache_resource(show_spinner=False)
-def _device() -> DeviceFacts:
+def device_facts() -> DeviceFacts:
     """The device that measures here. Takes seconds the first time."""
     return find_device(heavy_lane())
 
@@ -131,7 +131,7 @@ def _ask(kind: SweepKind) -> None:
 def _start(budget: Budget, kind: SweepKind) -> None:
     try:
         with st.spinner(_("Looking for the device that measures …")):
-            device = _device()
+            device = device_facts()
         sweep = plan(kind, make_slice(budget.scenario, budget.evidence, device.kind))
         reuse = not st.session_state.get("w_measure_again", False)
         running = RunningSweep(heavy_lane(), _store(), sweep, device, reuse=reuse)

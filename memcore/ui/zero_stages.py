@@ -7,7 +7,7 @@ from memcore.compare import StageRow, paper_table, stage_rows, world_size_curve
 from memcore.explain import explain_share, verdict_sentence
 from memcore.i18n import gettext as _
 from memcore.questions import EIGHT_SMALL_CARDS
-from memcore.ui import charts
+from memcore.ui import charts, verifying
 from memcore.ui.cards import downloads, figures, how_computed, opening, table
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
 from memcore.zero import STAGES
@@ -47,6 +47,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     moved = _communication(rows, unit, budget)
     _paper(unit)
     _eight_cards(unit)
+    verifying.render(budget, unit)
     downloads(budget, moved, "zero")
 
 

@@ -1,9 +1,11 @@
 """What the stages share. Symbols: Psi parameters, N ranks, B reduce_bucket_size in elements."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memcore.engines.base import Inputs, backward_share, is_update, resident, step_temporary
+from memcore.engines.base import Inputs, is_update, resident, step_temporary
+from memcore.engines.deepspeed.reduction import Gradient, Instant, Segment, pieces_of
+from memcore.engines.zero3_gather import execution_key
 from memcore.models import Tensor
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
@@ -142,65 +144,74 @@ def copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
     return during(inputs.timeline, at)
 
 
-def momentary_gradients(plan: Plan, source: str) -> list[Term]:
-    """What the backward holds for a moment beside bucket and slice: the newest gradient before it is copied, and
-    the bucket's contents a second time while they are reduced (flattened where they belong to several ranks,
-    interleaved by rank at stage 3), from the layer on whose gradients fill the bucket for the first time."""
-    if plan.inputs.ranks == 1:
-        return []
-    width, timeline = plan.grad_bytes, plan.inputs.timeline
-    filled = min(plan.config.reduce_bucket_size, plan.inputs.states.trained)
-    made = backward_share(plan.inputs)
+def arriving_gradients(plan: Plan, *, after_layers: bool) -> list[Gradient]:
+    """The trained tensors' gradients in the order of the backward, with the ranks that their pieces belong to.
 
-    def at(moment: Moment) -> int:
-        if moment.phase is not Phase.BACKWARD:
-            return 0
-        is_full = not isinstance(moment.segment, int) or made.get(moment.segment, filled) >= filled
-        return width * filled if is_full else 0
-
-    copy = Term(
-        name="reduce_flatten",
-        category=Category.COMMUNICATION,
-        bytes_at=during(timeline, at),
-        formula=Formula(symbols=rf"{width}\,\min(\Psi, B)", numbers=product(width, filled)),
-        source=source,
-    )
-    return [copy, *_newest_gradient(plan)]
-
-
-def _newest_gradient(plan: Plan) -> list[Term]:
-    largest = _largest_by_layer(plan)
-    if not largest:
-        return []
-    width = plan.grad_bytes
-
-    def at(moment: Moment) -> int:
-        inside = moment.phase is Phase.BACKWARD and isinstance(moment.segment, int)
-        return width * largest[moment.segment] if inside and isinstance(moment.segment, int) else 0
-
-    return [
-        Term(
-            name="newest_gradient",
-            category=Category.GRADIENTS,
-            bytes_at=during(plan.inputs.timeline, at),
-            formula=Formula(symbols=rf"{width}\,\psi_{{max}}", numbers=product(width, max(largest))),
-            source="torch 2.13, autograd: a whole gradient exists before any hook can take it",
-        )
-    ]
-
-
-def _largest_by_layer(plan: Plan) -> list[int]:
-    """Elements of the largest trained tensor in each layer's backward, head in the last, embedding in the first."""
+    The head's come with the last layer's. The embedding's come when no layer is alive any more, where that matters:
+    `after_layers` puts them at the backward's end, else they are in the first layer's segment.
+    """
     inventory = plan.inputs.inventory
     if inventory is None or not plan.tensors or not inventory.layers:
         return []
-    largest = [0] * len(inventory.layers)
-    seen_layer = False
+    pieces = pieces_of([tensor.numel for tensor in plan.tensors], plan.slice_elements)
+    last, seen_layer = len(inventory.layers) - 1, False
+    found: list[Gradient] = []
     for block in inventory.blocks:
         seen_layer = seen_layer or block.layer is not None
-        place = block.layer if block.layer is not None else (len(largest) - 1 if seen_layer else 0)
-        largest[place] = max(largest[place], *(tensor.numel for tensor in block.tensors))
-    return largest
+        before = "reduce" if after_layers else 0
+        segment = block.layer if block.layer is not None else (last if seen_layer else before)
+        own = sorted(zip(block.tensors, pieces, strict=False), key=lambda pair: execution_key(pair[0]))
+        found += [Gradient(segment=segment, pieces=piece) for _tensor, piece in own]
+    return found[::-1]
+
+
+def passing_gradients(plan: Plan, instants: Mapping[Segment, Instant], source: str) -> list[Term]:
+    """What the backward holds for a moment beside bucket and slice: gradients in storages of their own, and copies of
+    what is being reduced."""
+    width, timeline = plan.grad_bytes, plan.inputs.timeline
+
+    def term(name: str, category: Category, at: Callable[[Instant], int], symbols: str, where: str) -> list[Term]:
+        by_segment: dict[object, int] = {segment: at(instant) for segment, instant in instants.items()}
+        most = max(by_segment.values(), default=0)
+        if not most:
+            return []
+        return [
+            Term(
+                name=name,
+                category=category,
+                bytes_at=during(timeline, lambda m: by_segment.get(m.segment, 0) if m.phase is Phase.BACKWARD else 0),
+                formula=Formula(symbols=symbols, numbers=product(width, most // width)),
+                source=where,
+            )
+        ]
+
+    return [
+        *term("reduce_flatten", Category.COMMUNICATION, lambda each: each.copies, rf"{width}\,\Psi_{{bucket}}", source),
+        *term(
+            "newest_gradient",
+            Category.GRADIENTS,
+            lambda each: width * each.gradients,
+            rf"{width}\,\psi_{{max}}",
+            "torch 2.13, autograd: a whole gradient exists before any hook can take it",
+        ),
+    ]
+
+
+def unknown_copies(plan: Plan, source: str) -> list[Term]:
+    """Where the tensors are not known one by one: the whole bucket a second time, while it is reduced."""
+    if plan.inputs.ranks == 1:
+        return []
+    width = plan.grad_bytes
+    filled = min(plan.config.reduce_bucket_size, plan.inputs.states.trained)
+    return [
+        Term(
+            name="reduce_flatten",
+            category=Category.COMMUNICATION,
+            bytes_at=in_phases(plan.inputs.timeline, width * filled, Phase.BACKWARD),
+            formula=Formula(symbols=rf"{width}\,\min(\Psi, B)", numbers=product(width, filled)),
+            source=source,
+        )
+    ]
 
 
 def norm_copy(plan: Plan, source: str) -> list[Term]:
@@ -224,20 +235,10 @@ def norm_copy(plan: Plan, source: str) -> list[Term]:
     ]
 
 
-def temporaries(plan: Plan, values: int) -> list[Term]:
-    """The optimizer's own temporaries for `values` values in one flat slice, where it runs on the GPU."""
+def temporaries(plan: Plan, values: int, in_a_row: Sequence[int] | None = None) -> list[Term]:
+    """The optimizer's own temporaries for `values` values, in one flat slice or in tensors one after the other,
+    where it runs on the GPU."""
     if plan.optimizer_offloaded:
         return []
-    return step_temporary(plan.inputs, values, plan.inputs.states.trained_as.state_dtype.size, (values,))
-
-
-def touched_elements(tensors: Sequence[Tensor], slice_size: int, ranks: int) -> list[int]:
-    """For each rank the elements of all tensors that its slice of the flat group touches, whole."""
-    touched = [0] * ranks
-    start = 0
-    for tensor in tensors:
-        end = start + tensor.numel
-        for rank in range(start // slice_size, min(ceil_div(end, slice_size), ranks)):
-            touched[rank] += tensor.numel
-        start = end
-    return touched
+    state_bytes = plan.inputs.states.trained_as.state_dtype.size
+    return step_temporary(plan.inputs, values, state_bytes, in_a_row or (values,))

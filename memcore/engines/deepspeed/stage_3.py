@@ -7,14 +7,17 @@ from memcore.activations import checkpointing
 from memcore.engines.deepspeed.plan import (
     STAGE_3,
     Plan,
+    arriving_gradients,
     bucket,
     copies_at,
     fp32_accumulation,
-    momentary_gradients,
     norm_copy,
+    passing_gradients,
     slice_term,
     temporaries,
+    unknown_copies,
 )
+from memcore.engines.deepspeed.reduction import reduce_as_they_come
 from memcore.engines.zero3_gather import GatherSettings, simulate
 from memcore.scenario import ZeroConfig
 from memcore.terms import Category, Formula, Phase, Term, by_layer, product
@@ -29,9 +32,7 @@ def terms(plan: Plan) -> list[Term]:
     width = accumulation.element_bytes if accumulation else plan.grad_bytes
     assert width is not None, "gradients have one dtype"
     found = bucket(plan, 1, tuple(Phase), f"{STAGE_3}, DeepSpeedZeroOptimizer_Stage3.__init__ (ipg_buckets)")
-    found += momentary_gradients(
-        plan, "deepspeed 0.19.8, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced"
-    )
+    found += _passing(plan)
     if not plan.optimizer_offloaded:
         group = _sub_group(plan)
         # Flattened in their own dtype, then cast; the cast of what is FP32 already is no copy.
@@ -51,6 +52,24 @@ def terms(plan: Plan) -> list[Term]:
             *temporaries(plan, group),
         ]
     return [*found, *_gathered(plan), *_secondary(plan)]
+
+
+def _passing(plan: Plan) -> list[Term]:
+    """Gradients on their way into the bucket, and the bucket's contents a second time, sorted by rank, while they are
+    reduced."""
+    source = "deepspeed 0.19.8, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced"
+    gradients = arriving_gradients(plan, after_layers=False)
+    if plan.inputs.ranks == 1 or not gradients:
+        return unknown_copies(plan, source)
+    instants = reduce_as_they_come(
+        gradients,
+        limit=plan.config.reduce_bucket_size,
+        rank=0,
+        keeps_others=False,
+        copies=lambda reduced: plan.grad_bytes * sum(each.numel for each in reduced),
+        width=0,
+    )
+    return passing_gradients(plan, instants, source)
 
 
 def _sub_group(plan: Plan) -> int:

@@ -4,22 +4,32 @@ The gradient slice is not Psi / N: copy_grads_in_partition keeps every tensor th
 many ranks and a large embedding that is most of it.
 """
 
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from memcore.engines.base import growing_gradients, is_update, resident
 from memcore.engines.deepspeed.plan import (
     STAGE_12,
     Plan,
     alive_gradients,
+    arriving_gradients,
     bucket,
     copies_at,
     fp32_accumulation,
     gradient_state,
-    momentary_gradients,
     norm_copy,
+    passing_gradients,
     slice_term,
     temporaries,
-    touched_elements,
+    unknown_copies,
+)
+from memcore.engines.deepspeed.reduction import (
+    Gradient,
+    Instant,
+    Segment,
+    flattened,
+    flattened_apart,
+    reduce_as_they_come,
 )
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, in_phases, product
@@ -50,20 +60,15 @@ def stage_1(plan: Plan) -> list[Term]:
         return num_bytes - first_bucket if moment.segment == "reduce" else num_bytes
 
     kept = tuple(at(moment, whole.at(index)) for index, moment in enumerate(inputs.timeline))
-    reduced = slice_term(plan, width, _touched(plan)[0], _from_the_reduction_on, _SLICE)
+    gradients = arriving_gradients(plan, after_layers=True)
+    touched = _touched(gradients, 0) if gradients else plan.slice_elements
+    reduced = slice_term(plan, width, touched, _from_the_reduction_on, _SLICE)
     phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD) if inputs.accumulates else (Phase.BACKWARD,)
     return [replace(whole, bytes_at=kept), reduced, *bucket(plan, 1, phases, _BUCKET), *_step_copies(plan)]
 
 
 def _from_the_reduction_on(moment: Moment) -> bool:
     return moment.segment == "reduce" or (moment.phase is Phase.OPTIMIZER and not is_update(moment))
-
-
-def _touched(plan: Plan) -> list[int]:
-    """Elements of each rank's gradient slice, tensors whole; one figure for all where tensors are not known."""
-    if not plan.tensors:
-        return [plan.slice_elements]
-    return touched_elements(plan.tensors, plan.slice_elements, plan.inputs.ranks)
 
 
 def stage_2(plan: Plan) -> list[Term]:
@@ -73,27 +78,91 @@ def stage_2(plan: Plan) -> list[Term]:
 
 def _reduced_as_they_come(plan: Plan, copies: int) -> list[Term]:
     """Gradients go into the bucket as the backward makes them; what is this rank's goes on into its slice."""
-    inputs, accumulation = plan.inputs, fp32_accumulation(plan)
-    passing = [
-        *bucket(plan, copies, (Phase.BACKWARD,), _BUCKET),
-        *momentary_gradients(plan, f"{STAGE_12}, allreduce_bucket: flatten"),
-    ]
+    accumulation, passing = fp32_accumulation(plan), _passing(plan)
+    buckets = bucket(plan, copies, (Phase.BACKWARD,), _BUCKET)
+    if plan.optimizer_offloaded and accumulation is None:
+        # Reduced slices are copied to pinned host memory as they come.
+        return [*buckets, *passing.terms]
     if accumulation is not None:
         # One flat FP32 slice, on the GPU even when the optimizer is not; the update takes it as it is.
         width = accumulation.element_bytes
         assert width is not None, "gradients have one dtype"
         source = f"{STAGE_12}, _build_compact_grad_partition_buffer"
-        kept = slice_term(
-            plan, width, plan.slice_elements, lambda m: alive_gradients(inputs, m) or is_update(m), source
+        kept = slice_term(plan, width, plan.slice_elements, lambda m: passing.has_slice(m) or is_update(m), source)
+        return [kept, *buckets, *passing.terms, *_norm(plan), *temporaries(plan, plan.slice_elements)]
+    kept = slice_term(plan, plan.grad_bytes, passing.slice_elements, passing.has_slice, _SLICE)
+    accumulated = [_second_slice(kept, plan.inputs.timeline)] if plan.inputs.accumulates else []
+    return [kept, *accumulated, *buckets, *passing.terms, *_step_copies(plan)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Passing:
+    """What passes through the fullest rank's backward: terms, its slice's elements, and when the slice is there."""
+
+    terms: list[Term]
+    slice_elements: int
+    has_slice: Callable[[Moment], bool]
+
+
+def _passing(plan: Plan) -> _Passing:
+    inputs, gradients = plan.inputs, arriving_gradients(plan, after_layers=True)
+    source = f"{STAGE_12}, average_tensor, allreduce_bucket"
+    if not gradients:
+        return _Passing(
+            terms=unknown_copies(plan, source),
+            slice_elements=plan.slice_elements,
+            has_slice=lambda moment: alive_gradients(inputs, moment),
         )
-        return [kept, *passing, *_norm(plan), *temporaries(plan, plan.slice_elements)]
-    if plan.optimizer_offloaded:
-        # Reduced slices are copied to pinned host memory as they come.
-        return passing
-    elements = max(_touched(plan))
-    kept = slice_term(plan, plan.grad_bytes, elements, lambda m: alive_gradients(inputs, m), _SLICE)
-    accumulated = [_second_slice(kept, inputs.timeline)] if inputs.accumulates else []
-    return [kept, *accumulated, *passing, *_step_copies(plan)]
+    runs = [_run(plan, gradients, rank) for rank in _candidates(plan, gradients)]
+    instants, touched = max(runs, key=lambda run: _fullest(plan, *run))
+
+    def has_slice(moment: Moment) -> bool:
+        if moment.phase is not Phase.BACKWARD or inputs.accumulates or moment.segment is None:
+            return alive_gradients(inputs, moment)
+        return moment.segment not in instants or instants[moment.segment].has_slice
+
+    return _Passing(terms=passing_gradients(plan, instants, source), slice_elements=touched, has_slice=has_slice)
+
+
+def _touched(gradients: Sequence[Gradient], rank: int) -> int:
+    """Elements of all gradients that a rank owns a piece of, whole."""
+    return sum(gradient.numel for gradient in gradients if gradient.of(rank))
+
+
+def _candidates(plan: Plan, gradients: Sequence[Gradient]) -> set[int]:
+    """Ranks of which one is the fullest: the one whose slice touches most, and those whose gradients come first and
+    last."""
+    touched: dict[int, int] = {}
+    for gradient in gradients:
+        for rank, _number in gradient.pieces:
+            touched[rank] = touched.get(rank, 0) + gradient.numel
+    return {max(touched, key=lambda rank: touched[rank]), min(touched), max(touched)}
+
+
+def _run(plan: Plan, gradients: Sequence[Gradient], rank: int) -> tuple[Mapping[Segment, Instant], int]:
+    width, limit = plan.grad_bytes, plan.config.reduce_bucket_size
+    apart = fp32_accumulation(plan) is not None
+
+    def copies(reduced: Sequence[Gradient]) -> int:
+        if plan.inputs.ranks == 1:
+            return 0
+        if not apart:
+            return width * flattened(reduced, limit)
+        # Added to the FP32 slice piece by piece, each cast for that.
+        own = max((number for each in reduced for owner, number in each.pieces if owner == rank), default=0)
+        return width * flattened_apart(reduced, limit) + 4 * own
+
+    instants = reduce_as_they_come(
+        gradients, limit=limit, rank=rank, keeps_others=plan.inputs.stage == 1, copies=copies, width=width
+    )
+    return instants, _touched(gradients, rank)
+
+
+def _fullest(plan: Plan, instants: Mapping[Segment, Instant], touched: int) -> int:
+    width = plan.grad_bytes
+    return max(
+        width * each.gradients + each.copies + (width * touched if each.has_slice else 0) for each in instants.values()
+    )
 
 
 def _second_slice(kept: Term, timeline: Timeline) -> Term:

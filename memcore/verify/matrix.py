@@ -1,0 +1,135 @@
+"""The runs that prove the engines' files: every stage and setting that decides memory, on one small model."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from memcore.scenario import parse_scenario
+from memcore.verify.case import Case
+
+# 33,563,136 parameters: large enough that no rounding counts, small enough for four ranks on two cores.
+MODEL: Mapping[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 8192,
+    "max_position_embeddings": 512,
+}
+TOKENS = 16
+RANKS = (2, 4)
+_BUCKETS = (1_000_000, 10_000_000)
+# What stays small: the prefetcher one parameter ahead, nothing kept for later.
+_SMALL = {
+    "stage3_prefetch_bucket_size": 1_000_000,
+    "stage3_max_live_parameters": 3_000_000,
+    "stage3_max_reuse_distance": 3_000_000,
+    "reduce_bucket_size": 1_000_000,
+}
+
+
+def matrix(ranks: int) -> list[Case]:
+    """All cases for a number of ranks."""
+    return [*_deepspeed(ranks), *_fsdp2(ranks), *_ddp(ranks)]
+
+
+def in_ci() -> list[Case]:
+    """Twelve of those for two ranks that touch every file of the engines."""
+    named = {case.name: case for case in matrix(2)}
+    return [named[name] for name in _IN_CI]
+
+
+_IN_CI = (
+    "ZeRO-0, bucket 1e+06",
+    "ZeRO-1, bucket 1e+06",
+    "ZeRO-1, bucket 1e+07, overlap_comm",
+    "ZeRO-2, bucket 1e+07",
+    "ZeRO-2, bucket 1e+06, overlap_comm, foreach",
+    "ZeRO-3, prefetch 1e+06, live 3e+06, reuse 3e+06, persistence 1e+05",
+    "ZeRO-3, prefetch 1e+06, live 1e+09, reuse 1e+09, persistence 0e+00",
+    "ZeRO-3, prefetch 1e+06, live 3e+06, reuse 3e+06, 4 micro-steps",
+    "FSDP2, reshard",
+    "FSDP2, no reshard, full checkpointing",
+    "DDP",
+    "DDP, gradient_as_bucket_view",
+)
+
+
+def _case(ranks: int, name: str, parallelism: Mapping[str, Any], **parts: Any) -> Case:
+    workload = {"micro_batch": 1, "seq_len": TOKENS, **parts.pop("workload", {})}
+    data = {
+        "model": {"config": dict(MODEL)},
+        "hardware": {"gpus": ranks},
+        "parallelism": parallelism,
+        "workload": workload,
+        **parts,
+    }
+    return Case(name=name, scenario=parse_scenario(data))
+
+
+def _zero(ranks: int, name: str, stage: int, settings: Mapping[str, Any], **parts: Any) -> Case:
+    parallelism = {"engine": "deepspeed", "zero_stage": stage}
+    return _case(ranks, name, parallelism, engine_config={"zero_optimization": dict(settings)}, **parts)
+
+
+def _deepspeed(ranks: int) -> Iterator[Case]:
+    for stage, bucket, overlap in product(range(4), _BUCKETS, (False, True)):
+        settings = {**_SMALL, "reduce_bucket_size": bucket, "overlap_comm": overlap}
+        name = f"ZeRO-{stage}, bucket {bucket:.0e}" + (", overlap_comm" if overlap else "")
+        yield _zero(ranks, name, stage, settings)
+    for stage, implementation in product(range(4), ("foreach", "fused")):
+        name = f"ZeRO-{stage}, bucket 1e+06, overlap_comm, {implementation}"
+        recipe: dict[str, Any] = {"optimizer": {"name": "adamw", "implementation": implementation}}
+        yield _zero(ranks, name, stage, {**_SMALL, "overlap_comm": True}, recipe=recipe)
+    for prefetch, live, reuse, keep in product((0, 1_000_000), (3_000_000, 10**9), (3_000_000, 10**9), (0, 100_000)):
+        name = f"ZeRO-3, prefetch {prefetch:.0e}, live {live:.0e}, reuse {reuse:.0e}, persistence {keep:.0e}"
+        settings = {
+            "reduce_bucket_size": 1_000_000,
+            "stage3_prefetch_bucket_size": prefetch,
+            "stage3_max_live_parameters": live,
+            "stage3_max_reuse_distance": reuse,
+            "stage3_param_persistence_threshold": keep,
+        }
+        yield _zero(ranks, name, 3, settings)
+    small = "ZeRO-3, prefetch 1e+06, live 3e+06, reuse 3e+06"
+    yield _zero(ranks, f"{small}, sub_group_size 4e+06", 3, {**_SMALL, "sub_group_size": 4_000_000})
+    for stage in (1, 2, 3):
+        name = small if stage == 3 else f"ZeRO-{stage}, bucket 1e+06"
+        yield _zero(ranks, f"{name}, 4 micro-steps", stage, _SMALL, workload={"grad_accum": 4})
+        recipe = {"convention": "deepspeed_fp32_grad"}
+        yield _zero(ranks, f"{name}, FP32 accumulation", stage, _SMALL, recipe=recipe)
+        yield _zero(ranks, f"{name}, full checkpointing", stage, _SMALL, workload={"checkpointing": "full"})
+
+
+def _fsdp2(ranks: int) -> Iterator[Case]:
+    for reshard, checkpointing, convention in product((True, False), ("none", "full"), ("fsdp2_mixed", "fp32")):
+        name = "FSDP2, reshard" if reshard else "FSDP2, no reshard"
+        name += ", full checkpointing" if checkpointing == "full" else ""
+        yield _case(
+            ranks,
+            name + (", FP32" if convention == "fp32" else ""),
+            {"engine": "fsdp2"},
+            engine_config={"reshard_after_forward": reshard},
+            recipe={"convention": convention},
+            workload={"checkpointing": checkpointing},
+        )
+    recipe = {"convention": "fsdp2_mixed", "optimizer": {"name": "adamw", "implementation": "fused"}}
+    yield _case(ranks, "FSDP2, reshard, fused", {"engine": "fsdp2"}, recipe=recipe)
+    recipe = {"convention": "fsdp2_mixed"}
+    yield _case(ranks, "FSDP2, reshard, 4 micro-steps", {"engine": "fsdp2"}, recipe=recipe, workload={"grad_accum": 4})
+    if ranks > 2:
+        hybrid = {"engine": "fsdp2", "dp_shard": ranks // 2, "dp_replicate": 2}
+        yield _case(ranks, "FSDP2, HSDP", hybrid, recipe=recipe)
+
+
+def _ddp(ranks: int) -> Iterator[Case]:
+    for views, convention in product((False, True), ("fp32", "pure_bf16", "amp_autocast")):
+        name = "DDP, gradient_as_bucket_view" if views else "DDP"
+        name += {"fp32": "", "pure_bf16": ", BF16", "amp_autocast": ", autocast"}[convention]
+        config = {"gradient_as_bucket_view": views}
+        yield _case(ranks, name, {"engine": "ddp"}, engine_config=config, recipe={"convention": convention})
+    yield _case(
+        ranks, "DDP, 4 micro-steps", {"engine": "ddp"}, recipe={"convention": "fp32"}, workload={"grad_accum": 4}
+    )

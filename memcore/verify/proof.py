@@ -1,0 +1,106 @@
+"""Predicted beside measured: what the engine's terms say of a case, and what its ranks took."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from memcore.budget import Ask, Budget, Evidence, evidence_for, predict
+from memcore.errors import UserError
+from memcore.terms import Category, Phase, Term
+from memcore.trace.profile import load_profile
+from memcore.trace.request import trace_request
+from memcore.verify.case import Case, RankFigures
+
+# The loss is made within the model's forward, and given back within the backward.
+_MOMENTS = {
+    "forward": (Phase.FORWARD, Phase.LOSS),
+    "backward": (Phase.LOSS, Phase.BACKWARD),
+    "optimizer": (Phase.OPTIMIZER,),
+}
+PHASES = tuple(_MOMENTS)
+IDLE = "idle"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseProof:
+    """One phase's peak on the fullest rank, in bytes: predicted with the share of each term, and measured.
+
+    `staging`: what the communication backend held beside the measured peak.
+    """
+
+    name: str
+    predicted: int
+    measured: int
+    staging: int
+    terms: tuple[tuple[Term, int], ...]
+
+    @property
+    def error_percent(self) -> float:
+        """Predicted over measured, less one."""
+        return 100 * (self.predicted / self.measured - 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proof:
+    """A case's prediction and what every rank measured. `phases` in the step's order, what stays between steps last."""
+
+    case: Case
+    budget: Budget
+    ranks: tuple[RankFigures, ...]
+    phases: tuple[PhaseProof, ...]
+
+    @property
+    def resident(self) -> PhaseProof:
+        """What is there between steps."""
+        return self.phases[-1]
+
+    @property
+    def other(self) -> int:
+        """Bytes of the fullest process that are no tensor."""
+        return max(rank.other for rank in self.ranks)
+
+
+def case_evidence(case: Case, ask: Ask, device: str) -> Evidence:
+    """What a prediction of the case needs: its inventory, and its layers traced with the kernels of the device that
+    it runs on. Raises UserError where they cannot be traced."""
+    evidence = evidence_for(case.scenario, ask)
+    request = trace_request(case.scenario)
+    if isinstance(request, str):
+        raise UserError(request)
+    kernels = "cpu" if device == "cpu" else "cuda"
+    return replace(evidence, profile=load_profile(ask("trace", {**request, "kernels": kernels})))
+
+
+def prove(case: Case, evidence: Evidence, ranks: Sequence[RankFigures], device: str) -> Proof:
+    """Lay the prediction beside what the ranks measured."""
+    budget = predict(case.scenario, evidence)
+    terms = [term for term in budget.terms if device != "cpu" or term.category is not Category.WORKSPACE]
+    phases = [_phase(name, _fullest(budget, terms, name), terms, ranks) for name in PHASES]
+    idle = next(index for index, moment in enumerate(budget.timeline) if moment.phase is Phase.IDLE)
+    return Proof(case=case, budget=budget, ranks=tuple(ranks), phases=(*phases, _phase(IDLE, idle, terms, ranks)))
+
+
+def _fullest(budget: Budget, terms: Sequence[Term], phase: str) -> int:
+    """The moment of a phase at which the terms' sum is largest."""
+    moments = [index for index, moment in enumerate(budget.timeline) if moment.phase in _MOMENTS[phase]]
+    return max(moments, key=lambda index: sum(term.at(index) for term in terms))
+
+
+def _phase(name: str, index: int, terms: Sequence[Term], ranks: Sequence[RankFigures]) -> PhaseProof:
+    shares = [(term, term.at(index)) for term in terms if term.at(index)]
+    fullest = max(ranks, key=lambda rank: _measured(rank, name))
+    return PhaseProof(
+        name=name,
+        predicted=sum(share for _term, share in shares),
+        measured=_measured(fullest, name),
+        staging=fullest.staging.get(name, 0),
+        terms=tuple(sorted(shares, key=lambda pair: -pair[1])),
+    )
+
+
+def _measured(rank: RankFigures, phase: str) -> int:
+    return rank.idle if phase == IDLE else rank.peaks[phase]
+
+
+def errors(proof: Proof) -> Mapping[str, float]:
+    """The phases' errors in percent, by name."""
+    return {phase.name: phase.error_percent for phase in proof.phases}

@@ -1,0 +1,213 @@
+"""A scenario's training step under the real engine: model, wrapping, optimizer, and the loop's three calls.
+
+Ranks only: imports torch, transformers and, for its stages, deepspeed.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from memcore.counting import build_model, load_config
+from memcore.engine_options import EngineName
+from memcore.recipes import ConventionName
+from memcore.scenario import DdpConfig, Fsdp2Config, Scenario
+from memcore.states import precision_of
+from memcore.trace import kernels
+from memcore.trace.building import DTYPES, IMPLEMENTATIONS
+
+_LEARNING_RATE = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """The training loop's calls. `forward` returns the loss; `step` comes after each backward and knows itself
+    whether it is the last of the micro-steps; `close` lets go of everything."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[Any, bool], None]
+    step: Callable[[bool], None]
+    parameters: Callable[[], list[torch.Tensor]]
+    optimizer: Any
+    close: Callable[[], None]
+
+
+def start(scenario: Scenario, device: torch.device) -> Training:
+    """Build the model and hand it to the engine, as the engine's documentation says to."""
+    builders = {
+        EngineName.SINGLE: _plain,
+        EngineName.DDP: _ddp,
+        EngineName.FSDP2: _fsdp2,
+        EngineName.DEEPSPEED: _deepspeed,
+    }
+    torch.manual_seed(0)
+    return builders[scenario.parallelism.engine](scenario, _model(scenario, device), _batch(scenario, device))
+
+
+def _config(scenario: Scenario) -> Mapping[str, Any]:
+    assert scenario.model.config is not None, "a case's model is a config"
+    return scenario.model.config
+
+
+def _model(scenario: Scenario, device: torch.device) -> nn.Module:
+    kernels.register()
+    config = load_config(_config(scenario))
+    config.use_cache = False
+    config._attn_implementation = IMPLEMENTATIONS[scenario.workload.attention]  # noqa: SLF001  told before it is built
+    dtype = DTYPES[precision_of(scenario.recipe).convention.param_dtype.value]
+    model: nn.Module = build_model(config, device=str(device), dtype=dtype)
+    if scenario.workload.checkpointing == "full":
+        model.gradient_checkpointing_enable({"use_reentrant": scenario.workload.reentrant})  # type: ignore[operator]
+    return model.train()
+
+
+def _batch(scenario: Scenario, device: torch.device) -> dict[str, torch.Tensor]:
+    work, words = scenario.workload, load_config(_config(scenario)).get_text_config().vocab_size
+    ids = torch.arange(work.micro_batch * work.seq_len, device=device).remainder(words)
+    ids = ids.view(work.micro_batch, work.seq_len)
+    return {"input_ids": ids, "labels": ids}
+
+
+def _optimizer(scenario: Scenario, model: nn.Module, implementation: str | None) -> torch.optim.Optimizer:
+    asked = scenario.recipe.optimizer
+    choice: dict[str, Any] = {
+        "foreach": {"foreach": True}, "fused": {"fused": True}, "for_loop": {"foreach": False}, None: {"foreach": True}
+    }[implementation]  # fmt: skip
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    match asked.name.value:
+        case "adam":
+            return torch.optim.Adam(parameters, lr=_LEARNING_RATE, **choice)
+        case "adamw":
+            return torch.optim.AdamW(parameters, lr=_LEARNING_RATE, **choice)
+        case "sgd":
+            return torch.optim.SGD(parameters, lr=_LEARNING_RATE, momentum=0.9 if asked.momentum else 0.0, **choice)
+    raise ValueError(f"no real run has the optimizer {asked.name.value}")
+
+
+def _loop(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor], **special: Any) -> Training:
+    """The plain PyTorch loop; `special` for what an engine does otherwise."""
+    optimizer = _optimizer(scenario, model, scenario.recipe.optimizer.implementation)
+    casts = scenario.recipe.convention is ConventionName.AMP_AUTOCAST
+    kind = next(model.parameters()).device.type
+
+    def forward() -> Any:
+        with torch.autocast(kind, torch.bfloat16) if casts else nullcontext():
+            return model(**batch).loss
+
+    def step(last: bool) -> None:
+        if last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    training = Training(
+        forward=forward,
+        backward=lambda loss, _last: loss.backward(),
+        step=step,
+        parameters=lambda: list(model.parameters()),
+        optimizer=optimizer,
+        close=lambda: None,
+    )
+    return Training(**{**{name: getattr(training, name) for name in Training.__slots__}, **special})
+
+
+def _plain(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    return _loop(scenario, model, batch)
+
+
+def _ddp(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    config = scenario.engine_config
+    views = isinstance(config, DdpConfig) and config.gradient_as_bucket_view
+    wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
+
+    def backward(loss: Any, _last: bool) -> None:
+        loss.backward()
+
+    return _loop(scenario, wrapped, batch, backward=backward)
+
+
+def _fsdp2(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    spread, config = scenario.parallelism, scenario.engine_config
+    kind = next(model.parameters()).device.type
+    shape: tuple[int, ...] = (spread.dp_shard,)
+    names: tuple[str, ...] = ("shard",)
+    if spread.dp_replicate > 1:
+        shape, names = (spread.dp_replicate, spread.dp_shard), ("replicate", "shard")
+    given: dict[str, Any] = {"mesh": init_device_mesh(kind, shape, mesh_dim_names=names)}
+    convention = precision_of(scenario.recipe).convention
+    if convention.compute_dtype is not convention.param_dtype:
+        given["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=DTYPES[convention.compute_dtype.value], reduce_dtype=DTYPES[convention.reduce_dtype.value]
+        )
+    given["reshard_after_forward"] = not isinstance(config, Fsdp2Config) or config.reshard_after_forward
+    for layer in decoder_layers(model):
+        fully_shard(layer, **given)
+    fully_shard(model, **given)
+    return _loop(scenario, model, batch)
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """The model's decoder layers: its longest list of modules."""
+    lists = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len)
+
+
+def deepspeed_config(scenario: Scenario) -> dict[str, Any]:
+    """The ds_config.json of a scenario."""
+    zero = scenario.zero_config.model_dump(exclude_none=True)
+    zero["stage"] = scenario.parallelism.stage
+    convention = precision_of(scenario.recipe).convention
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": scenario.workload.micro_batch,
+        "gradient_accumulation_steps": scenario.workload.grad_accum,
+        "zero_optimization": zero,
+        # torch's own optimizers are welcome.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+    }
+    if convention.param_dtype.value != "fp32":
+        config[convention.param_dtype.value] = {"enabled": True}
+    if convention.accumulate_dtype is not None:
+        config["data_types"] = {"grad_accum_dtype": convention.accumulate_dtype.value}
+    if scenario.recipe.optimizer.implementation is None:
+        name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[scenario.recipe.optimizer.name.value]
+        config["optimizer"] = {"type": name, "params": {"lr": _LEARNING_RATE}}
+    return config
+
+
+def _deepspeed(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    import deepspeed
+
+    implementation = scenario.recipe.optimizer.implementation
+    client = None if implementation is None else _optimizer(scenario, model, implementation)
+    engine, *_others = deepspeed.initialize(model=model, config=deepspeed_config(scenario), optimizer=client)
+
+    def close() -> None:
+        engine.destroy()
+        engine.optimizer = None
+
+    return Training(
+        forward=lambda: engine(**batch).loss,
+        backward=lambda loss, _last: engine.backward(loss),
+        step=lambda _last: engine.step(),
+        parameters=lambda: list(model.parameters()),
+        optimizer=engine.optimizer,
+        close=close,
+    )
+
+
+def init_distributed(engine: EngineName, device: torch.device) -> None:
+    """Join the other ranks, over gloo on the CPU and NCCL on GPUs."""
+    if engine is EngineName.DEEPSPEED:
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend="gloo" if device.type == "cpu" else "nccl", verbose=False)
+    elif not dist.is_initialized():
+        dist.init_process_group("gloo" if device.type == "cpu" else "nccl")
