@@ -32,31 +32,35 @@ class Case:
 class RankFigures:
     """What one rank measured of a case, in bytes beyond what its process held before.
 
-    `peaks` by phase: the most at any instant, of "init", "forward", "backward" and "optimizer" from the second step
-    on, and with the prefix "first_" of the first step; `spread_percent`: by how much the steps differ at the most.
-    `idle`: between steps. `staging` by phase: what the communication backend held beside the peak. `other`: the
-    process's memory that is no tensor. `held`: weights, gradients and optimizer's tensors between steps.
+    `peaks` by phase: the most at any instant, of "forward", "backward" and "optimizer" and what stays "idle" between
+    steps, from the second step on. Of several steps it is the least: a backend's thread may hold on to a tensor for
+    longer in one of them, by chance; `spread_percent`: by how much they differ at the most. `first`: the same of the
+    first step. `init`: the most while the engine is started. `staging` by phase: what the communication backend held
+    beside the peak. `other`: the process's memory that is no tensor. `held`: weights, gradients and the optimizer's
+    tensors between steps.
     """
 
     rank: int
+    init: int
+    first: Mapping[str, int]
     peaks: Mapping[str, int]
+    spread_percent: float
     staging: Mapping[str, int]
-    idle: int
     other: int
     held: Mapping[str, int]
-    spread_percent: float
 
 
 def load_figures(data: Mapping[str, Any]) -> RankFigures:
-    """From what a rank wrote."""
-    steps = [*(values for values in data["peaks"].values() if len(values) > 1), data["idle"][1:]]
-    spread = max(100 * (max(values) - min(values)) / max(values) for values in steps)
+    """From what a rank wrote (memcore.verify.worker.steps)."""
+    first, *steps = data["steps"]
+    by_phase = {phase: [step[phase] for step in steps] for phase in first}
     return RankFigures(
         rank=data["rank"],
-        peaks={phase: max(values) for phase, values in data["peaks"].items()},
+        init=data["init"],
+        first=first,
+        peaks={phase: min(values) for phase, values in by_phase.items()},
+        spread_percent=max(100 * (max(values) / min(values) - 1) for values in by_phase.values()),
         staging=data["staging"],
-        idle=max(data["idle"][1:]),
         other=data["other"],
         held=data["held"],
-        spread_percent=spread,
     )

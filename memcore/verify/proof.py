@@ -1,6 +1,6 @@
 """Predicted beside measured: what the engine's terms say of a case, and what its ranks took."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from memcore.budget import Ask, Budget, Evidence, evidence_for, predict
@@ -87,20 +87,11 @@ def _fullest(budget: Budget, terms: Sequence[Term], phase: str) -> int:
 
 def _phase(name: str, index: int, terms: Sequence[Term], ranks: Sequence[RankFigures]) -> PhaseProof:
     shares = [(term, term.at(index)) for term in terms if term.at(index)]
-    fullest = max(ranks, key=lambda rank: _measured(rank, name))
+    fullest = max(ranks, key=lambda rank: rank.peaks[name])
     return PhaseProof(
         name=name,
         predicted=sum(share for _term, share in shares),
-        measured=_measured(fullest, name),
+        measured=fullest.peaks[name],
         staging=fullest.staging.get(name, 0),
         terms=tuple(sorted(shares, key=lambda pair: -pair[1])),
     )
-
-
-def _measured(rank: RankFigures, phase: str) -> int:
-    return rank.idle if phase == IDLE else rank.peaks[phase]
-
-
-def errors(proof: Proof) -> Mapping[str, float]:
-    """The phases' errors in percent, by name."""
-    return {phase.name: phase.error_percent for phase in proof.phases}

@@ -17,7 +17,7 @@ from memcore.verify.scaling import crowding
 
 # A case counts only where its steps agree so far.
 STEADY_PERCENT = 0.5
-UNSTEADY = mark("The steps differ by {percent:.1f}%: measured is the larger, and one more run may say another figure.")
+UNSTEADY = mark("The steps differ by {percent:.1f}%: measured is the least, and another run may say another figure.")
 STAGING = mark("the communication backend's staging")
 OTHER = mark("the process beside tensors")
 
@@ -124,8 +124,8 @@ def notes(proof: Proof, device: DeviceFacts) -> list[str]:
     """What must be known to read the figures, as sentences."""
     found = [
         _(
-            "The fullest of {ranks} ranks on {device}, the most of two steps after the first; predicted and measured "
-            "count tensors alone."
+            "The fullest of {ranks} ranks on {device}, in the steps after the first; predicted and measured count "
+            "tensors alone."
         ).format(ranks=proof.case.ranks, device=device.name)
     ]
     if device.kind == "cpu":

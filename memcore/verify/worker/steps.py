@@ -1,6 +1,8 @@
 """A case's training steps on one rank, measured phase by phase. Ranks only: imports torch and transformers."""
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,89 +12,77 @@ from memcore.scenario import Scenario
 from memcore.verify.worker.engines import Training, start
 from memcore.verify.worker.meter import Meter
 
-# The first step differs: buffers and states come into being. Two more must agree.
-STEPS = 3
+# The first step differs: buffers and states come into being. Three more must agree.
+STEPS = 4
 
 
 def measure(scenario: Scenario, device: torch.device, meter: Meter) -> list[dict[str, Any]]:
-    """What each rank measured, in bytes beyond what the process held before: `init`, the steps' phases, and what is
-    there between steps."""
+    """What each rank measured, in bytes beyond what the process held before: see memcore.verify.case.load_figures."""
     known = _storages()
     _settle()
-    measured = _Measured(meter)
-    with measured.phase("init"):
+    meter.reset()
+    log = _Log(meter)
+    with log.phase("init"):
         training = start(scenario, device)
-    for number in range(1, STEPS + 1):
-        _step(training, scenario.workload.grad_accum, measured, "" if number > 1 else "first_")
+    for _number in range(STEPS):
+        log.begin_step()
+        _step(training, scenario.workload.grad_accum, log)
         _settle()
-        measured.rests(number)
+        log.rests()
     held = _by_category(training)
     training.close()
     del training
     _let_go_of_all_but(known)
     found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, {"rank": dist.get_rank(), **measured.data(), "held": held})
+    dist.all_gather_object(found, {"rank": dist.get_rank(), **log.data(), "held": held})
     return found
 
 
-class _Phase:
-    def __init__(self, measured: "_Measured", name: str) -> None:
-        self._measured, self._name = measured, name
-
-    def __enter__(self) -> None:
-        _settle()
-        self._measured.meter.reset()
-
-    def __exit__(self, *_error: object) -> None:
-        self._measured.keep(self._name)
-
-
-class _Measured:
-    """The largest figures of each phase, by step."""
+class _Log:
+    """The figures of initialisation, and of each step by phase."""
 
     def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-        meter.reset()
+        self._meter = meter
         self._before = meter.read().tensors
-        self._peaks: dict[str, list[int]] = {}
+        self._steps: list[dict[str, int]] = [{}]
         self._staging: dict[str, int] = {}
-        self._idle: list[int] = []
         self._other = 0
 
-    def phase(self, name: str) -> _Phase:
-        """Measure a phase of the step: the most that it takes at any instant."""
-        return _Phase(self, name)
+    def begin_step(self) -> None:
+        """What comes belongs to the next step."""
+        self._steps.append({})
 
-    def keep(self, name: str) -> None:
-        """Keep what a phase took; of several micro-steps of one step the most."""
-        reading = self.meter.read()
-        most, steps = reading.most_tensors - self._before, self._peaks.setdefault(name, [])
-        if len(steps) <= max(len(self._idle) - (not name.startswith(("init", "first_"))), 0):
-            steps.append(most)
-        steps[-1] = max(steps[-1], most)
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Keep the most that a phase takes at any instant; of several micro-steps' the most."""
+        _settle()
+        self._meter.reset()
+        yield
+        reading, step = self._meter.read(), self._steps[-1]
+        step[name] = max(step.get(name, 0), reading.most_tensors - self._before)
         self._staging[name] = max(self._staging.get(name, 0), reading.staging)
 
-    def rests(self, _number: int) -> None:
+    def rests(self) -> None:
         """The step is over: keep what stays."""
-        self.meter.reset()
-        reading = self.meter.read()
-        self._idle.append(reading.tensors - self._before)
+        reading = self._meter.read()
+        self._steps[-1]["idle"] = reading.tensors - self._before
         self._other = reading.other
 
     def data(self) -> dict[str, Any]:
-        """Bytes by phase and step from the second on, staging beside them, what stays, and what is no tensor."""
-        return {"peaks": self._peaks, "staging": self._staging, "idle": self._idle, "other": self._other}
+        """All of it: `init`, then the `steps`; `staging` by phase; `other` than tensors."""
+        init, *steps = self._steps
+        return {**init, "steps": steps, "staging": self._staging, "other": self._other}
 
 
-def _step(training: Training, micro_steps: int, measured: _Measured, prefix: str) -> None:
+def _step(training: Training, micro_steps: int, log: _Log) -> None:
     for number in range(1, micro_steps + 1):
         last = number == micro_steps
-        with measured.phase(f"{prefix}forward"):
+        with log.phase("forward"):
             loss = training.forward()
-        with measured.phase(f"{prefix}backward"):
+        with log.phase("backward"):
             training.backward(loss, last)
         del loss
-        with measured.phase(f"{prefix}optimizer"):
+        with log.phase("optimizer"):
             training.step(last)
 
 
