@@ -95,22 +95,27 @@ class _Coordinator:
 
     def enter(self, visit: _Visit) -> None:
         """fetch_sub_module: gather the module's own parameters, then run ahead."""
-        self.awaited += self._gather(visit.params)
-        self._wait(visit.params)
-        waiting = {param for param in visit.params if self.fetched_for.get(param, -1) < self.step}
+        self.flat = 0
+        if visit.params:
+            self._fetch_own(visit.params)
+        self._prefetch()
+        self.step += 1
+
+    def _fetch_own(self, params: Sequence[int]) -> None:
+        self.awaited += self._gather(params)
+        self._wait(params)
+        waiting = {param for param in params if self.fetched_for.get(param, -1) < self.step}
         popped: set[int] = set()
         while self.queue and len(popped) < len(waiting):
             param, step = self.queue.popleft()
             self.fetched_for[param] = step
             popped.add(param)
-        self._prefetch()
-        self.step += 1
 
     def _prefetch(self) -> None:
         room = min(self.settings.max_live - self.gathered, self.settings.prefetch_bucket)
         ahead = 0
         chosen: list[int] = []
-        while self.settings.prefetch_bucket and self.queue and ahead < room:
+        while self.queue and ahead < room:
             param, step = self.queue.popleft()
             self.fetched_for[param] = max(self.fetched_for.get(param, -1), step)
             if self._is_divided(param) and param not in chosen:
@@ -125,6 +130,8 @@ class _Coordinator:
         """all_gather_coalesced: what is fetched together comes in one buffer, unless it is a single parameter.
         Returns the elements that are fetched."""
         group = tuple(dict.fromkeys(param for param in params if self._is_divided(param)))
+        if not group:
+            return 0
         for param in group:
             self.available.add(param)
             if len(group) > 1:
@@ -132,17 +139,16 @@ class _Coordinator:
         elements = sum(self.sizes[param] for param in group)
         self.gathered += elements
         self.fetched += elements
-        self.gathers += bool(group)
+        self.gathers += 1
         return elements
 
     def _wait(self, params: Sequence[int]) -> None:
         """AllGatherCoalescedHandle.wait: the buffer is alive beside the copies of all that came in it."""
-        self.flat = 0
         for param in params:
-            group = self.in_flight.get(param, ())
-            self.flat = max(self.flat, sum(self.sizes[each] for each in group))
-            for each in group:
-                del self.in_flight[each]
+            if group := self.in_flight.get(param):
+                self.flat = max(self.flat, sum(self.sizes[each] for each in group))
+                for each in group:
+                    del self.in_flight[each]
 
     def leave(self, visit: _Visit) -> None:
         """release_sub_module: let go of what is not persistent, not fetched for later, and not needed soon."""
@@ -156,6 +162,9 @@ class _Coordinator:
 @lru_cache(maxsize=_KEPT_RUNS)
 def simulate(inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]) -> Gathered:
     """Run one step. `recomputed[i]` says whether layer i's forward runs again in the backward."""
+    if settings.max_live and not settings.prefetch_bucket:
+        # Only the prefetcher reads it: one run for all of them.
+        return simulate(inventory, replace(settings, max_live=0), recomputed)
     sizes, visits = _layout(inventory, recomputed)
     persistent = frozenset(_persistent(sizes, settings))
     coordinator = _Coordinator(sizes=sizes, settings=settings, persistent=persistent, visits=visits)
