@@ -165,15 +165,12 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: tuple[b
     if settings.max_live and not settings.prefetch_bucket:
         # Only the prefetcher reads it: one run for all of them.
         return simulate(inventory, replace(settings, max_live=0), recomputed)
-    sizes, visits = _layout(inventory, recomputed)
-    persistent = frozenset(_persistent(sizes, settings))
-    coordinator = _Coordinator(sizes=sizes, settings=settings, persistent=persistent, visits=visits)
-    coordinator.start()
+    coordinator = _coordinator(inventory, settings, recomputed)
     layers = len(inventory.layers)
     peaks: dict[tuple[str, int], int] = {}
     with_flat: dict[tuple[str, int], int] = {}
     turn = 0
-    for visit in visits:
+    for visit in coordinator.visits:
         coordinator.enter(visit)
         # Leaving only lets go, so that the most is gathered now.
         gathered = coordinator.gathered
@@ -195,11 +192,41 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: tuple[b
         forward_flat=flat("forward"),
         backward_flat=flat("backward"),
         turn=turn,
-        persistent=sum(sizes[index] for index in persistent),
+        persistent=sum(coordinator.sizes[param] for param in coordinator.persistent),
         fetched=coordinator.fetched,
         awaited=coordinator.awaited,
         gathers=coordinator.gathers,
     )
+
+
+def gathered_blocks(
+    inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Elements of each block that are gathered at some time: in each ("forward" or "backward", layer), and at
+    ("turn", 0) when the backward has fetched what its first module needs. What is never divided is left out."""
+    coordinator = _coordinator(inventory, settings, recomputed)
+    sets: dict[tuple[str, int], set[int]] = {}
+    for visit in coordinator.visits:
+        coordinator.enter(visit)
+        if visit.segment[0] == "backward":
+            sets.setdefault(("turn", 0), set(coordinator.available))
+        sets.setdefault(visit.segment, set()).update(coordinator.available)
+        coordinator.leave(visit)
+    modules, sizes = _modules(inventory)
+    blocks = [[param for module in block for param in module.params] for block in modules]
+    return {
+        segment: tuple(sum(sizes[param] for param in block if param in held) for block in blocks)
+        for segment, held in sets.items()
+    }
+
+
+def _coordinator(inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]) -> _Coordinator:
+    """A coordinator at the beginning of a step."""
+    sizes, visits = _layout(inventory, recomputed)
+    persistent = frozenset(_persistent(sizes, settings))
+    coordinator = _Coordinator(sizes=sizes, settings=settings, persistent=persistent, visits=visits)
+    coordinator.start()
+    return coordinator
 
 
 @lru_cache(maxsize=16)

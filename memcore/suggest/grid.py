@@ -42,12 +42,8 @@ def settings_now(budget: Budget) -> dict[str, int | bool]:
         return {"reshard_after_forward": reshards} if budget.inventory and scenario.parallelism.dp_shard > 1 else {}
     if scenario.parallelism.engine is not EngineName.DEEPSPEED or _has_no_bucket(budget):
         return {}
-    return {
-        name: overlaps_communication(inputs_of(budget))
-        if name == "overlap_comm"
-        else getattr(scenario.zero_config, name)
-        for name in _names(budget)
-    }
+    given = {name: getattr(scenario.zero_config, name) for name in _names(budget)}
+    return {**given, "overlap_comm": overlaps_communication(inputs_of(budget))}
 
 
 def _has_no_bucket(budget: Budget) -> bool:
