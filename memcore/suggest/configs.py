@@ -54,10 +54,10 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
 def shard(model, device_type="cuda"):
-    """Divide a transformers model in place, a unit per decoder layer. Call it before the optimizer is made."""
+    """Divide a transformers model in place, a unit per decoder layer, before the optimizer is made."""
     mesh = init_device_mesh(device_type, {mesh}, mesh_dim_names={names})
     policy = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
-    model = model.to({param})
+    model = model.to({param}){master}
     for layer in model.{layers}:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
     # The root holds what is no layer's: it stays gathered until its own backward.
@@ -79,6 +79,7 @@ def fsdp2_code(budget: Budget) -> str | None:
         compute=_TORCH_DTYPES[dtypes.compute_dtype],
         reduce=_TORCH_DTYPES[dtypes.reduce_dtype],
         param=_TORCH_DTYPES[dtypes.param_dtype],
+        master="  # the FP32 master copy of the recipe is the optimizer's to keep" if dtypes.master_dtype else "",
         layers=inventory.layers[0].name.rpartition(".")[0],
         reshard=not isinstance(config, Fsdp2Config) or config.reshard_after_forward,
     )

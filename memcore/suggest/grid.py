@@ -15,7 +15,8 @@ from memcore.suggest.traffic import overlaps_communication
 
 Settings = Mapping[str, int | bool]
 Grid = Mapping[str, tuple[int | bool, ...]]
-# Least buckets that can be asked for, in elements.
+# Least buckets that can be asked for, in elements, and the one that is unless another is asked for.
+DEFAULT_LEAST_BUCKET = 10**7
 LEAST_BUCKETS = tuple(first * 10**power for power in (6, 7, 8) for first in (1, 2, 5))
 # Sizes that are tried whatever the model: powers of ten, and DeepSpeed's default bucket.
 _BUCKETS = (10**7, 10**8, 500_000_000)
@@ -69,8 +70,9 @@ def _names(budget: Budget) -> list[str]:
     return names if budget.scenario.offload.optimizer is not Device.NONE else [*names, "sub_group_size"]
 
 
-def settings_grid(budget: Budget, least_bucket: int = 1) -> Grid:
-    """The values of each setting that are tried, the present one among them; buckets from `least_bucket` on.
+def settings_grid(budget: Budget, least_bucket: int | None = None) -> Grid:
+    """The values of each setting that are tried, the present one among them; of buckets only `least_bucket`, if one is
+    given, and larger ones.
 
     Empty where the engine has nothing to choose.
     """
@@ -82,8 +84,10 @@ def settings_grid(budget: Budget, least_bucket: int = 1) -> Grid:
             grid[name] = (value, not value)
         elif name == "reduce_bucket_size":
             most = max(budget.states.trained, 1)
-            sizes = {value, least_bucket, *(min(size, most) for size in (*_BUCKETS, *model.get(name, ())))}
-            grid[name] = tuple(sorted(size for size in sizes if size >= least_bucket))
+            sizes = {value, *(min(size, most) for size in (*_BUCKETS, *model.get(name, ())))}
+            if least_bucket is not None:
+                sizes = {least_bucket, *(size for size in sizes if size >= least_bucket)}
+            grid[name] = tuple(sorted(sizes))
         else:
             usual = _SUB_GROUPS if name == "sub_group_size" else (getattr(_DEFAULTS, name),)
             grid[name] = tuple(sorted({value, *usual, *model.get(name, ())}))

@@ -13,7 +13,16 @@ from operator import add, sub
 from memcore.budget import Budget, Verdict, predict
 from memcore.engine_options import EngineName
 from memcore.engines import ENGINE_TERMS, Inputs
-from memcore.suggest.grid import Grid, Settings, candidates, inputs_of, settings_grid, settings_now, with_settings
+from memcore.suggest.grid import (
+    DEFAULT_LEAST_BUCKET,
+    Grid,
+    Settings,
+    candidates,
+    inputs_of,
+    settings_grid,
+    settings_now,
+    with_settings,
+)
 from memcore.suggest.traffic import Traffic, gather_traffic, reduce_traffic, traffic, update_traffic
 
 
@@ -30,7 +39,7 @@ class Goal:
     of what fits the card with the error band, the smallest of equals. Speed is :class:`Traffic`'s order."""
 
     kind: GoalKind
-    least_bucket: int = 1
+    least_bucket: int = DEFAULT_LEAST_BUCKET
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,7 +95,7 @@ def suggest(budget: Budget, goal: Goal, grid: Grid | None = None) -> Suggestion 
     if not now:
         return None
     if grid is None:
-        grid = settings_grid(budget, goal.least_bucket if goal.kind is GoalKind.MEMORY else 1)
+        grid = settings_grid(budget, goal.least_bucket if goal.kind is GoalKind.MEMORY else None)
     separable = budget.scenario.parallelism.engine is EngineName.DEEPSPEED and budget.scenario.parallelism.stage == 3
     found = list((_added_up if separable else _predicted)(budget, grid, now))
     best = _fastest_that_fits(budget, found) if goal.kind is GoalKind.SPEED else None

@@ -68,7 +68,7 @@ def traffic_rows(suggestion: Suggestion, unit: ByteUnit) -> list[tuple[str, str,
     sizes = [
         (_("Peak per GPU"), *peaks),
         (_("Sent with nothing computed beside it"), before.exposed_bytes, after.exposed_bytes),
-        (_("Sent per step"), before.sent_bytes, after.sent_bytes),
+        (_("Sent per step, less what stays gathered"), before.sent_bytes, after.sent_bytes),
     ]
     counts = [
         (_("Collectives per step"), before.launches, after.launches),

@@ -72,6 +72,12 @@ def _one_step(budget: Budget, unit: ByteUnit) -> None:
     activations = st.toggle(_("with activations and loss"), value=True, key="step_activations")
     figure = step_of_engine(budget, unit, activations=activations)
     st.plotly_chart(figure, config=charts.CONFIG, alt=_("What the engine holds over one step"))
+    if any(term.name == "gathered_parameters" for term in budget.terms):
+        text = _(
+            "Below: the layers that are gathered at some time during each moment, paler where only a part of one is; "
+            "above the first the embedding, under the last the output head."
+        )
+        st.caption(text)
 
 
 def _ds_config(budget: Budget, unit: ByteUnit) -> None:

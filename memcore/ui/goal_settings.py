@@ -6,7 +6,7 @@ from memcore.budget import Budget
 from memcore.explain import verdict_sentence
 from memcore.i18n import gettext as _
 from memcore.suggest import LEAST_BUCKETS, Goal, GoalKind, Suggestion, file_of, suggest
-from memcore.suggest.grid import settings_now
+from memcore.suggest.grid import DEFAULT_LEAST_BUCKET, settings_now
 from memcore.suggest.words import GOAL_LABELS, outcome, reason, shown, traffic_rows
 from memcore.ui import state
 from memcore.ui.cards import text_table
@@ -14,7 +14,6 @@ from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit
 
 _GOAL, _LEAST_BUCKET = "w_goal", "w_least_bucket"
-_DEFAULT_LEAST_BUCKET = 10**7
 _LANGUAGES = {"ds_config.json": "json", "fsdp2.py": "python"}
 
 
@@ -48,7 +47,7 @@ def settings_for_goal(budget: Budget, unit: ByteUnit) -> None:
 def _goal(*, has_bucket: bool) -> Goal:
     """The goal that the widgets say."""
     st.session_state.setdefault(_GOAL, GoalKind.MEMORY.value)
-    st.session_state.setdefault(_LEAST_BUCKET, _DEFAULT_LEAST_BUCKET)
+    st.session_state.setdefault(_LEAST_BUCKET, DEFAULT_LEAST_BUCKET)
     labels = {kind.value: _(label) for kind, label in GOAL_LABELS.items()}
     with st.grid(2, min_column_width=280):
         chosen = st.segmented_control(
@@ -100,7 +99,7 @@ def _take_over(suggestion: Suggestion) -> None:
     file = file_of(suggestion.after)
     if file is not None:
         name, text = file
-        st.code(text, language=_LANGUAGES[name], height=280)
+        st.code(text, language=_LANGUAGES[name])
     with st.container(horizontal=True):
         if file is not None:
             st.download_button(name, text, name, on_click="ignore", icon=":material/download:", key="goal_file")
