@@ -31,8 +31,7 @@ from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
 from memcore.settings import settings
-from memcore.suggest import DEFAULT_LEAST_BUCKET, Goal, GoalKind, suggest
-from memcore.suggest.report import suggestion_report, suggestion_text
+from memcore.suggest import command as suggest_command
 from memcore.text import (
     budget_text,
     catalogue_text,
@@ -44,7 +43,7 @@ from memcore.text import (
     trace_text,
 )
 from memcore.trace.request import trace_request
-from memcore.units import ByteUnit, parse_count
+from memcore.units import ByteUnit
 
 EXIT_STATUS = {Verdict.FITS: 0, Verdict.DOES_NOT_FIT: 1, Verdict.UNCERTAIN: 3}
 EXIT_BAD_INPUT = 2
@@ -135,11 +134,7 @@ def _parser() -> _Parser:
     about_suggest = _(
         "the engine's settings for a goal: least memory, or most speed that fits; with the file that sets them"
     )
-    suggested = command("suggest", _suggest, about_suggest)
-    suggested.add_argument("scenario", metavar="SCENARIO.json", help=_('a scenario as JSON; "-" reads standard input'))
-    suggested.add_argument("--goal", choices=[kind.value for kind in GoalKind], required=True, help=_("what is wanted"))
-    about_bucket = _("the least reduce bucket, in elements, for --goal memory; 1e7 by default")
-    suggested.add_argument("--bucket", metavar="N", help=about_bucket)
+    suggest_command.add_options(command("suggest", _suggest, about_suggest))
     about_bench = _("measure a scenario's own layers on this machine, or export and import what was measured")
     bench_command.add_options(command("bench", _bench, about_bench))
     return parser
@@ -196,27 +191,8 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def _suggest(args: argparse.Namespace) -> tuple[int, str]:
-    goal = GoalKind(args.goal)
-    if args.bucket is not None and goal is not GoalKind.MEMORY:
-        raise UserError(_("--bucket does nothing with --goal {goal}: leave it out.").format(goal=goal.value))
-    scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
-    budget = predict(scenario, evidence_for(scenario, _ask))
-    suggestion = suggest(budget, Goal(kind=goal, least_bucket=_elements(args.bucket)))
-    if suggestion is None:
-        raise UserError(_("There is nothing to choose for this engine: only DeepSpeed from stage 1 on, and FSDP2."))
-    text = _json(suggestion_report(suggestion)) if args.json else suggestion_text(suggestion, ByteUnit(args.unit))
-    return EXIT_STATUS[suggestion.after.verdict], text
-
-
-def _elements(text: str | None) -> int:
-    """The bucket that was asked for, in any spelling of a count."""
-    if text is None:
-        return DEFAULT_LEAST_BUCKET
-    try:
-        return parse_count(text)
-    except UserError:
-        message = _("--bucket is {value!r}; allowed is a whole number above 0, such as 5e7.")
-        raise UserError(message.format(value=text[:40])) from None
+    suggestion, output = suggest_command.answer(args, _ask, _read)
+    return EXIT_STATUS[suggestion.after.verdict], output if isinstance(output, str) else _json(output)
 
 
 def _bench(args: argparse.Namespace) -> tuple[int, str]:

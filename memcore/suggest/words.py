@@ -18,10 +18,12 @@ def outcome(suggestion: Suggestion, unit: ByteUnit) -> str:
         )
     elif not suggestion.changes:
         sentence = _("The present settings are the best of all that were tried: {before} at the peak.")
-    elif suggestion.goal.kind is GoalKind.MEMORY:
-        sentence = _("The least of all that were tried: {after} at the peak instead of {before}.")
-    else:
+    elif suggestion.goal.kind is GoalKind.SPEED:
         sentence = _("The fastest of all that surely fit: {after} at the peak instead of {before}.")
+    elif suggestion.after.peak_bytes == suggestion.before.peak_bytes:
+        sentence = _("Nothing that was tried takes less than the present {before} at the peak; this is faster.")
+    else:
+        sentence = _("The least of all that were tried: {after} at the peak instead of {before}.")
     return sentence.format(before=before, after=after)
 
 

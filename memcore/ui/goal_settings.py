@@ -79,7 +79,8 @@ def _kept(_budget: Budget, scenario: str, kind: str, least_bucket: int, traced: 
 def _change_rows(suggestion: Suggestion, unit: ByteUnit) -> list[dict[str, object]]:
     return [
         {
-            _("Setting"): change.setting,
+            # Broken after any part of the name, so that a narrow screen shows all columns.
+            _("Setting"): change.setting.replace("_", "_\N{ZERO WIDTH SPACE}"),
             _("Now"): shown(change.now),
             _("Suggested"): shown(change.suggested),
             _("Why"): reason(change, suggestion, unit),

@@ -51,6 +51,13 @@ class TestWords:
         again = suggested(GoalKind.SPEED, scenario_data(after.scenario))
         assert "present settings are the best" in outcome(again, ByteUnit.GB)
 
+    def test_the_same_peak_is_not_called_less(self):
+        found = suggested(GoalKind.MEMORY, {**LLAMA_3, "parallelism": {"zero_stage": 2}})
+        assert found.changes
+        assert found.before.peak_bytes == found.after.peak_bytes
+        assert found.traffic_after < found.traffic_before
+        assert outcome(found, ByteUnit.GB).endswith("this is faster.")
+
     def test_reasons_say_what_putting_it_back_would_cost(self):
         found = suggested(GoalKind.MEMORY)
         reasons = {change.setting: reason(change, found, ByteUnit.GB) for change in found.changes}
