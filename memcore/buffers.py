@@ -145,20 +145,6 @@ def gathered_bytes(budget: Budget) -> int:
     return sum(term.largest for term in budget.terms if term.name in ("gathered_parameters", "reduce_bucket"))
 
 
-def smaller_settings(budget: Budget) -> dict[str, int]:
-    """Settings sized to one decoder layer, where the scenario's are larger: the prefetcher runs one layer ahead.
-
-    Empty for a bare count and for engines without these settings.
-    """
-    if budget.inventory is None or not ENGINE_OPTIONS[budget.scenario.parallelism.engine].stages:
-        return {}
-    layer, zero = budget.inventory.largest_layer.numel, budget.scenario.zero_config
-    names = ("reduce_bucket_size", *GATHER_KNOBS, "sub_group_size") if budget.scenario.parallelism.stage == 3 else (
-        "reduce_bucket_size",
-    )  # fmt: skip
-    return {name: layer for name in names if getattr(zero, name) > layer}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinkTime:
     """A step's communication over one kind of link at its full rate, beside the step's computation."""

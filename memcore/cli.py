@@ -31,6 +31,7 @@ from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
 from memcore.settings import settings
+from memcore.suggest import command as suggest_command
 from memcore.text import (
     budget_text,
     catalogue_text,
@@ -131,6 +132,10 @@ def _parser() -> _Parser:
     ds_config = command("ds-config", _ds_config, about_ds)
     ds_config.add_argument("file", metavar="DS_CONFIG.json", help=_('a DeepSpeed config; "-" reads standard input'))
     ds_config.add_argument("scenario", metavar="SCENARIO.json", help=_("the scenario that it is for"))
+    about_suggest = _(
+        "the engine's settings for a goal: least memory, or most speed that fits; with the file that sets them"
+    )
+    suggest_command.add_options(command("suggest", _suggest, about_suggest))
     about_bench = _("measure a scenario's own layers on this machine, or export and import what was measured")
     bench_command.add_options(command("bench", _bench, about_bench))
     about_verify = _("run the real engine on this machine and lay what it takes beside the prediction")
@@ -186,6 +191,11 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
     reading = read_ds_config(_read(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
     text = _json(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
     return EXIT_STATUS[reading.budget.verdict], text
+
+
+def _suggest(args: argparse.Namespace) -> tuple[int, str]:
+    suggestion, output = suggest_command.answer(args, _ask, _read)
+    return EXIT_STATUS[suggestion.after.verdict], output if isinstance(output, str) else _json(output)
 
 
 def _bench(args: argparse.Namespace) -> tuple[int, str]:

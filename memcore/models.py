@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from math import prod
 from typing import Any
@@ -73,7 +73,7 @@ class Tensor:
         return parts[-2] if len(parts) > 1 else parts[-1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Block:
     """Consecutive parameters of one module: a decoder layer (`layer` is its index) or what lies between."""
 
@@ -81,7 +81,7 @@ class Block:
     tensors: tuple[Tensor, ...]
     layer: int | None = None
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements of all its tensors."""
         return sum(tensor.numel for tensor in self.tensors)
@@ -140,7 +140,7 @@ class AdaptedWeight:
     ranks: int = 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Inventory:
     """All parameters of a model, in module order, each shared tensor once. `fused_experts`: by whose names LoRA's
     targets mean stacked experts, "mixtral" or "qwen2_moe"; empty where they do not."""
@@ -156,7 +156,7 @@ class Inventory:
         for block in self.blocks:
             yield from block.tensors
 
-    @property
+    @cached_property
     def n_params(self) -> int:
         """All parameters."""
         return sum(block.numel for block in self.blocks)
@@ -166,7 +166,7 @@ class Inventory:
         """Parameters that take part for one token: all of them but the experts that are not chosen."""
         return sum(tensor.active for tensor in self.tensors())
 
-    @property
+    @cached_property
     def layers(self) -> tuple[Block, ...]:
         """The decoder layers, in order."""
         return tuple(block for block in self.blocks if block.layer is not None)

@@ -21,7 +21,6 @@ from memcore.buffers import (
     gathered_bytes,
     knob_effects,
     link_times,
-    smaller_settings,
     two_against_three,
     with_zero,
 )
@@ -265,31 +264,6 @@ def test_no_setting_gathers_more_than_the_model(prefetch: int, live: int, reuse:
     }
     found = gathered_bytes(deepspeed(3, model="openai-community/gpt2", gpus=gpus, zero=zero)) - 2
     assert 2 * 768 * 50_257 <= found <= 2 * 124_439_808
-
-
-def test_smaller_settings_save():
-    budget = deepspeed(3)
-    layer = 218_112_000
-    wanted = smaller_settings(budget)
-    # The default prefetch bucket, 5e7, is below a layer already.
-    assert wanted == dict.fromkeys(
-        ("reduce_bucket_size", "stage3_max_live_parameters", "stage3_max_reuse_distance", "sub_group_size"), layer
-    )
-    smaller = with_zero(budget, wanted)
-    assert smaller.peak_bytes < budget.peak_bytes
-    assert smaller_settings(smaller) == {}
-    assert gathered_bytes(smaller) < gathered_bytes(budget) / 2
-
-
-def test_smaller_settings_below_stage_3_are_the_bucket_alone():
-    assert smaller_settings(deepspeed(2)) == {"reduce_bucket_size": 218_112_000}
-    assert with_zero(deepspeed(2), smaller_settings(deepspeed(2))).peak_bytes <= deepspeed(2).peak_bytes
-
-
-def test_no_settings_to_make_smaller():
-    assert smaller_settings(deepspeed(3, model=10**9)) == {}
-    fsdp2 = {"model": {"name": LLAMA}, "hardware": {"gpus": 8}, "parallelism": {"engine": "fsdp2"}}
-    assert smaller_settings(predict(parse_scenario(fsdp2))) == {}
 
 
 def test_other_settings_stay_when_one_is_changed():

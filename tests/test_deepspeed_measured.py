@@ -54,7 +54,7 @@ def test_what_zero_3_gathers_to_the_element(row: dict[str, int], inventory: Inve
     settings = GatherSettings(
         prefetch_bucket=row["prefetch"], max_live=row["max_live"], max_reuse=row["max_reuse"], persistence=100_000
     )
-    gathered = simulate(inventory, settings, [False] * 8)
+    gathered = simulate(inventory, settings, (False,) * 8)
     assert gathered.persistent == NEVER_DIVIDED
     assert gathered.turn + NEVER_DIVIDED == row["start_of_backward"]
     assert max(gathered.forward) + NEVER_DIVIDED == row["forward"]

@@ -11,12 +11,15 @@ reuse distance is small and either prefetching is off or max_live_parameters is 
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from memcore.models import Block, Inventory, Role, Tensor
 
 _ORDER = {Role.ATTENTION: 1, Role.NORM: 2, Role.MLP: 3, Role.EXPERTS: 3}
 _FIRST_NORMS = ("input_layernorm", "ln_1", "layer_norm1")
+# Runs that are kept: a page asks for the same ones over and over, and a search for some hundred of one model.
+_KEPT_RUNS = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +41,8 @@ class Gathered:
     together are copied out of the one buffer they came in.
     `persistent`: elements that are never divided. `turn`: what is gathered when the backward has
     fetched what its first module needs.
+    Over the whole step: `gathers` calls fetch `fetched` elements, `awaited` of them only when the module that needs
+    them is entered, so that nothing is computed meanwhile.
     """
 
     forward: tuple[int, ...]
@@ -46,15 +51,22 @@ class Gathered:
     backward_flat: tuple[int, ...]
     turn: int
     persistent: int
+    fetched: int
+    awaited: int
+    gathers: int
 
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """A module that is entered: the parameters of its own, and the segment of the step that it is in."""
+    """A module that is entered: the parameters of its own, and the segment of the step that it is in.
+
+    `reuse_distance`: for each parameter the elements of all modules between this one and the next that uses it; None
+    where none does.
+    """
 
     params: tuple[int, ...]
     segment: tuple[str, int]
-    releases: bool = True
+    reuse_distance: tuple[int | None, ...] = ()
 
 
 @dataclass(slots=True)
@@ -73,6 +85,9 @@ class _Coordinator:
     # Parameters that came in one buffer and were not waited for yet: by parameter, the elements of all of them.
     in_flight: dict[int, tuple[int, ...]] = field(default_factory=dict)
     flat: int = 0
+    fetched: int = 0
+    awaited: int = 0
+    gathers: int = 0
 
     def start(self) -> None:
         """Fill the queue with every use of every parameter, in order (reset_step)."""
@@ -80,22 +95,27 @@ class _Coordinator:
 
     def enter(self, visit: _Visit) -> None:
         """fetch_sub_module: gather the module's own parameters, then run ahead."""
-        self._gather(visit.params)
-        self._wait(visit.params)
-        waiting = {param for param in visit.params if self.fetched_for.get(param, -1) < self.step}
+        self.flat = 0
+        if visit.params:
+            self._fetch_own(visit.params)
+        self._prefetch()
+        self.step += 1
+
+    def _fetch_own(self, params: Sequence[int]) -> None:
+        self.awaited += self._gather(params)
+        self._wait(params)
+        waiting = {param for param in params if self.fetched_for.get(param, -1) < self.step}
         popped: set[int] = set()
         while self.queue and len(popped) < len(waiting):
             param, step = self.queue.popleft()
             self.fetched_for[param] = step
             popped.add(param)
-        self._prefetch()
-        self.step += 1
 
     def _prefetch(self) -> None:
         room = min(self.settings.max_live - self.gathered, self.settings.prefetch_bucket)
         ahead = 0
         chosen: list[int] = []
-        while self.settings.prefetch_bucket and self.queue and ahead < room:
+        while self.queue and ahead < room:
             param, step = self.queue.popleft()
             self.fetched_for[param] = max(self.fetched_for.get(param, -1), step)
             if self._is_divided(param) and param not in chosen:
@@ -106,62 +126,59 @@ class _Coordinator:
     def _is_divided(self, param: int) -> bool:
         return param not in self.available and param not in self.persistent
 
-    def _gather(self, params: Sequence[int]) -> None:
-        """all_gather_coalesced: what is fetched together comes in one buffer, unless it is a single parameter."""
+    def _gather(self, params: Sequence[int]) -> int:
+        """all_gather_coalesced: what is fetched together comes in one buffer, unless it is a single parameter.
+        Returns the elements that are fetched."""
         group = tuple(dict.fromkeys(param for param in params if self._is_divided(param)))
+        if not group:
+            return 0
         for param in group:
             self.available.add(param)
-            self.gathered += self.sizes[param]
             if len(group) > 1:
                 self.in_flight[param] = group
+        elements = sum(self.sizes[param] for param in group)
+        self.gathered += elements
+        self.fetched += elements
+        self.gathers += 1
+        return elements
 
     def _wait(self, params: Sequence[int]) -> None:
         """AllGatherCoalescedHandle.wait: the buffer is alive beside the copies of all that came in it."""
-        self.flat = 0
         for param in params:
-            group = self.in_flight.get(param, ())
-            self.flat = max(self.flat, sum(self.sizes[each] for each in group))
-            for each in group:
-                del self.in_flight[each]
+            if group := self.in_flight.get(param):
+                self.flat = max(self.flat, sum(self.sizes[each] for each in group))
+                for each in group:
+                    del self.in_flight[each]
 
     def leave(self, visit: _Visit) -> None:
         """release_sub_module: let go of what is not persistent, not fetched for later, and not needed soon."""
-        candidates = {param for param in visit.params if self.fetched_for.get(param, -1) <= self.step}
-        passed = 0
-        for step in range(self.step, len(self.visits)):
-            if passed >= self.settings.max_reuse or not candidates:
-                break
-            for param in self.visits[step].params:
-                candidates.discard(param)
-                passed += self.sizes[param]
-        for param in candidates & self.available:
-            self.available.remove(param)
-            self.gathered -= self.sizes[param]
+        for param, distance in zip(visit.params, visit.reuse_distance, strict=True):
+            soon = distance is not None and distance < self.settings.max_reuse
+            if not soon and param in self.available and self.fetched_for.get(param, -1) <= self.step:
+                self.available.remove(param)
+                self.gathered -= self.sizes[param]
 
 
-def simulate(inventory: Inventory, settings: GatherSettings, recomputed: Sequence[bool]) -> Gathered:
+@lru_cache(maxsize=_KEPT_RUNS)
+def simulate(inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]) -> Gathered:
     """Run one step. `recomputed[i]` says whether layer i's forward runs again in the backward."""
-    modules, sizes = _modules(inventory)
-    persistent = frozenset(_persistent(sizes, settings))
-    order = list(_step_order(modules, recomputed))
-    coordinator = _Coordinator(
-        sizes=sizes, settings=settings, persistent=persistent, visits=[visit for enters, visit in order if enters]
-    )
-    coordinator.start()
+    if settings.max_live and not settings.prefetch_bucket:
+        # Only the prefetcher reads it: one run for all of them.
+        return simulate(inventory, replace(settings, max_live=0), recomputed)
+    coordinator = _coordinator(inventory, settings, recomputed)
     layers = len(inventory.layers)
     peaks: dict[tuple[str, int], int] = {}
     with_flat: dict[tuple[str, int], int] = {}
     turn = 0
-    for enters, visit in order:
-        if enters:
-            coordinator.enter(visit)
-        else:
-            coordinator.leave(visit)
+    for visit in coordinator.visits:
+        coordinator.enter(visit)
+        # Leaving only lets go, so that the most is gathered now.
+        gathered = coordinator.gathered
         if visit.segment[0] == "backward" and not turn:
-            turn = coordinator.gathered
-        peaks[visit.segment] = max(peaks.get(visit.segment, 0), coordinator.gathered)
-        most = coordinator.gathered + (coordinator.flat if enters else 0)
-        with_flat[visit.segment] = max(with_flat.get(visit.segment, 0), most)
+            turn = gathered
+        peaks[visit.segment] = max(peaks.get(visit.segment, 0), gathered)
+        with_flat[visit.segment] = max(with_flat.get(visit.segment, 0), gathered + coordinator.flat)
+        coordinator.leave(visit)
 
     def by_layer(what: dict[tuple[str, int], int], phase: str) -> tuple[int, ...]:
         return tuple(what.get((phase, i), 0) for i in range(layers))
@@ -175,8 +192,57 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: Sequenc
         forward_flat=flat("forward"),
         backward_flat=flat("backward"),
         turn=turn,
-        persistent=sum(sizes[index] for index in persistent),
+        persistent=sum(coordinator.sizes[param] for param in coordinator.persistent),
+        fetched=coordinator.fetched,
+        awaited=coordinator.awaited,
+        gathers=coordinator.gathers,
     )
+
+
+def gathered_blocks(
+    inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]
+) -> dict[tuple[str, int], tuple[int, ...]]:
+    """Elements of each block that are gathered at some time: in each ("forward" or "backward", layer), and at
+    ("turn", 0) when the backward has fetched what its first module needs. What is never divided is left out."""
+    coordinator = _coordinator(inventory, settings, recomputed)
+    sets: dict[tuple[str, int], set[int]] = {}
+    for visit in coordinator.visits:
+        coordinator.enter(visit)
+        if visit.segment[0] == "backward":
+            sets.setdefault(("turn", 0), set(coordinator.available))
+        sets.setdefault(visit.segment, set()).update(coordinator.available)
+        coordinator.leave(visit)
+    modules, sizes = _modules(inventory)
+    blocks = [[param for module in block for param in module.params] for block in modules]
+    return {
+        segment: tuple(sum(sizes[param] for param in block if param in held) for block in blocks)
+        for segment, held in sets.items()
+    }
+
+
+def _coordinator(inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]) -> _Coordinator:
+    """A coordinator at the beginning of a step."""
+    sizes, visits = _layout(inventory, recomputed)
+    persistent = frozenset(_persistent(sizes, settings))
+    coordinator = _Coordinator(sizes=sizes, settings=settings, persistent=persistent, visits=visits)
+    coordinator.start()
+    return coordinator
+
+
+@lru_cache(maxsize=16)
+def _layout(inventory: Inventory, recomputed: tuple[bool, ...]) -> tuple[list[int], list[_Visit]]:
+    """The size of every parameter, and all modules that a step enters, in order."""
+    modules, sizes = _modules(inventory)
+    visits = list(_step_order(modules, recomputed))
+    # Elements of the modules behind this one, and of those from each parameter's next use on.
+    after, ahead = 0, dict[int, int]()
+    for index in reversed(range(len(visits))):
+        params = visits[index].params
+        distances = tuple(after - ahead[param] if param in ahead else None for param in params)
+        visits[index] = replace(visits[index], reuse_distance=distances)
+        after += sum(sizes[param] for param in params)
+        ahead.update(dict.fromkeys(params, after))
+    return sizes, visits
 
 
 def _persistent(sizes: Sequence[int], settings: GatherSettings) -> Iterator[int]:
@@ -236,21 +302,15 @@ def execution_key(tensor: Tensor) -> int:
     return _ORDER.get(tensor.role, 4)
 
 
-def _step_order(blocks: Sequence[Sequence[_Module]], recomputed: Sequence[bool]) -> Iterator[tuple[bool, _Visit]]:
-    """Entering (True) and leaving (False) modules through the forward, then through the backward."""
+def _step_order(blocks: Sequence[Sequence[_Module]], recomputed: Sequence[bool]) -> Iterator[_Visit]:
+    """The modules through the forward, then through the backward; each is left before the next is entered."""
     for block in blocks:
         for module in block:
-            visit = _Visit(module.params, ("forward", module.layer))
-            yield True, visit
-            yield False, visit
+            yield _Visit(module.params, ("forward", module.layer))
     for block in reversed(blocks):
         layer = block[0].layer
         if recomputed and not block[0].params and recomputed[layer]:
             for module in block:
-                visit = _Visit(module.params, ("backward", layer))
-                yield True, visit
-                yield False, visit
+                yield _Visit(module.params, ("backward", layer))
         for module in reversed(block):
-            visit = _Visit(module.params, ("backward", layer))
-            yield True, visit
-            yield False, visit
+            yield _Visit(module.params, ("backward", layer))

@@ -10,10 +10,8 @@ from memcore.buffers import (
     GATHER_KNOBS,
     above_floor,
     estimator_bytes,
-    gathered_bytes,
     knob_effects,
     link_times,
-    smaller_settings,
     two_against_three,
     with_zero,
 )
@@ -25,6 +23,8 @@ from memcore.i18n import gettext as _
 from memcore.report import budget_rows
 from memcore.ui import charts, state
 from memcore.ui.cards import downloads, figures, how_computed, opening, table, text_table
+from memcore.ui.goal_settings import settings_for_goal
+from memcore.ui.step_charts import step_of_engine
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
 
 # Steps of the what-if sliders, in elements.
@@ -54,6 +54,8 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     st.plotly_chart(charts.above_floor(rows, unit), config=charts.CONFIG, alt=_("From the floor to the peak, by phase"))
     names = {term.name for row in rows for term, _share in row.terms}
     how_computed(explain_term(term, unit) for term in budget.terms if term.name in names)
+    _one_step(budget, unit)
+    settings_for_goal(budget, unit)
     if engine.stages:
         _ds_config(budget, unit)
         if budget.scenario.parallelism.stage == 3 and budget.inventory is not None:
@@ -63,6 +65,19 @@ def render(budget: Budget, unit: ByteUnit) -> None:
         _estimator(budget, unit)
     _bandwidth(budget, unit)
     downloads(budget, budget_rows(budget), "buffers")
+
+
+def _one_step(budget: Budget, unit: ByteUnit) -> None:
+    st.subheader(_("One step, moment by moment"))
+    activations = st.toggle(_("with activations and loss"), value=True, key="step_activations")
+    figure = step_of_engine(budget, unit, activations=activations)
+    st.plotly_chart(figure, config=charts.CONFIG, alt=_("What the engine holds over one step"))
+    if any(term.name == "gathered_parameters" for term in budget.terms):
+        text = _(
+            "Below: the layers that are gathered at some time during each moment, paler where only a part of one is; "
+            "above the first the embedding, under the last the output head."
+        )
+        st.caption(text)
 
 
 def _ds_config(budget: Budget, unit: ByteUnit) -> None:
@@ -110,7 +125,6 @@ def _show_reading(reading: Reading, unit: ByteUnit) -> None:
     if costliest:
         named = ", ".join(f"`{key.path}` ({format_bytes(key.cost_bytes or 0, unit)})" for key in costliest)
         st.markdown(_("The settings that cost the most: {keys}.").format(keys=named))
-    _smaller(reading.budget, unit)
     ordered = sorted(reading.keys, key=lambda key: -(key.cost_bytes or -1))
     idle = [key for key in ordered if key.effect is Effect.NO_EFFECT]
     text_table(
@@ -157,27 +171,6 @@ def _take_over(reading: Reading, budget: Budget) -> None:
             icon=":material/input:",
             disabled=reading.scenario == budget.scenario,
         )
-
-
-def _smaller(budget: Budget, unit: ByteUnit) -> None:
-    """A smaller set of settings, sized to one decoder layer, and what it saves by the same prediction."""
-    smaller = smaller_settings(budget)
-    if not smaller:
-        return
-    after = with_zero(budget, smaller)
-    text = _(
-        "Sized to one decoder layer ({elements:,} elements): {settings}. Buffers and gathered parameters then take "
-        "{after} instead of {before}."
-    )
-    st.markdown(
-        text.format(
-            elements=max(smaller.values()),
-            settings=", ".join(f"`{name}`" for name in smaller),
-            before=format_bytes(gathered_bytes(budget), unit),
-            after=format_bytes(gathered_bytes(after), unit),
-        )
-    )
-    st.button(_("Use the smaller settings"), on_click=state.adopt, args=(after.scenario,), icon=":material/compress:")
 
 
 def _what_if(budget: Budget, unit: ByteUnit) -> None:

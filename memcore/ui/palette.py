@@ -2,6 +2,7 @@
 colour-blind readers)."""
 
 from memcore.budget import Verdict
+from memcore.one_step import StepPart
 from memcore.terms import Category
 
 CATEGORY_COLOURS = {
@@ -13,6 +14,16 @@ CATEGORY_COLOURS = {
     Category.LOSS: "#D55E00",
     Category.WORKSPACE: "#8C8C8C",
     Category.RUNTIME: "#BDBDBD",
+}
+STEP_COLOURS = {
+    StepPart.WEIGHTS: "#0072B2",
+    StepPart.OPTIMIZER: "#009E73",
+    StepPart.GRADIENTS: "#E69F00",
+    StepPart.GATHERED: "#CC79A7",
+    StepPart.BUCKETS: "#F0E442",
+    StepPart.TRANSIENTS: "#D55E00",
+    # What is not the engine's is drawn beside it, muted.
+    StepPart.ACTIVATIONS: "rgba(136, 136, 136, 0.35)",
 }
 STAGE_COLOURS = ("#D55E00", "#E69F00", "#56B4E9", "#0072B2")
 TERM_COLOURS = ("#CC79A7", "#E69F00", "#009E73", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")

@@ -1,0 +1,121 @@
+"""One step of a budget as charts show it: what its bytes are, moment by moment, and which layers are whole."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memcore.activations import checkpointing
+from memcore.budget import Budget
+from memcore.engine_options import EngineName
+from memcore.engines.deepspeed.stage_3 import gather_settings
+from memcore.engines.zero3_gather import gathered_blocks
+from memcore.models import Inventory
+from memcore.scenario import Fsdp2Config
+from memcore.terms import Category, Moment, Phase, Term
+
+
+class StepPart(StrEnum):
+    """What the bytes of a step are; the order is the order of stacking."""
+
+    WEIGHTS = "weights"
+    OPTIMIZER = "optimizer"
+    GRADIENTS = "gradients"
+    GATHERED = "gathered"
+    BUCKETS = "buckets"
+    TRANSIENTS = "transients"
+    ACTIVATIONS = "activations"
+
+
+_NAMED = {
+    "gathered_parameters": StepPart.GATHERED,
+    "persistent_parameters": StepPart.GATHERED,
+    "reduce_bucket": StepPart.BUCKETS,
+    "ddp_buckets": StepPart.BUCKETS,
+    "newest_gradient": StepPart.TRANSIENTS,
+}
+_BY_CATEGORY = {
+    Category.WEIGHTS: StepPart.WEIGHTS,
+    Category.GRADIENTS: StepPart.GRADIENTS,
+    Category.COMMUNICATION: StepPart.TRANSIENTS,
+    Category.ACTIVATIONS: StepPart.ACTIVATIONS,
+    Category.LOSS: StepPart.ACTIVATIONS,
+    Category.WORKSPACE: StepPart.ACTIVATIONS,
+}
+
+
+def part_of(term: Term) -> StepPart:
+    """A term's part: states and buffers by name or category; what an engine has for a moment only is a transient."""
+    if term.category is Category.OPTIMIZER:
+        return StepPart.OPTIMIZER if isinstance(term.bytes_at, int) else StepPart.TRANSIENTS
+    return _NAMED.get(term.name, _BY_CATEGORY.get(term.category, StepPart.TRANSIENTS))
+
+
+def step_parts(budget: Budget) -> dict[StepPart, tuple[int, ...]]:
+    """Bytes of each part at each moment of the budget's timeline, parts without any left out; together they are the
+    budget's totals."""
+    moments = range(len(budget.timeline))
+    sums = {part: [0] * len(moments) for part in StepPart}
+    for term in budget.terms:
+        row = sums[part_of(term)]
+        for index in moments:
+            row[index] += term.at(index)
+    return {part: tuple(row) for part, row in sums.items() if any(row)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WholeLayers:
+    """Which blocks of the model are gathered: `shares[i]` is how much of `names[i]` is, from 0 to 1, at each moment of
+    the timeline. Blocks of a module list, the decoder layers, go by their index."""
+
+    names: tuple[str, ...]
+    shares: tuple[tuple[float, ...], ...]
+
+
+def whole_layers(budget: Budget) -> WholeLayers | None:
+    """Which layers are whole at each moment, where the engine gathers them; None where it does not, or without shapes.
+
+    ZeRO stage 3: the prefetch queue's own run, whatever is gathered at some time during a moment. FSDP2: a layer while
+    it computes, and the next one, fetched meanwhile; without resharding every layer whose backward is to come; the
+    root's parameters through forward and backward (torch 2.13, distributed/fsdp/_fully_shard, _fsdp_param_group.py).
+    """
+    inventory, parallelism = budget.inventory, budget.scenario.parallelism
+    if inventory is None or not inventory.layers or parallelism.stage != 3 or parallelism.dp_shard == 1:
+        return None
+    shares_at = _fsdp2_shares if parallelism.engine is EngineName.FSDP2 else _zero_3_shares
+    by_moment = shares_at(budget, inventory)
+    names = tuple(block.name if block.layer is None else str(block.layer) for block in inventory.blocks)
+    return WholeLayers(names=names, shares=tuple(zip(*by_moment, strict=True)))
+
+
+def _zero_3_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]]:
+    recompute = checkpointing(budget.scenario.workload.checkpointing, len(inventory.layers))
+    recomputed = tuple(group is not None for group in recompute.groups)
+    held = gathered_blocks(inventory, gather_settings(budget.scenario.zero_config), recomputed)
+    sizes = [block.numel for block in inventory.blocks]
+
+    def at(moment: Moment) -> tuple[int, ...]:
+        layer = moment.segment if isinstance(moment.segment, int) else -1
+        segment = ("turn", 0) if moment.phase is Phase.LOSS else (moment.phase.value, layer)
+        return held.get(segment, (0,) * len(sizes))
+
+    return [tuple(part / size for part, size in zip(at(moment), sizes, strict=True)) for moment in budget.timeline]
+
+
+def _fsdp2_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]]:
+    config, last = budget.scenario.engine_config, len(inventory.layers) - 1
+    reshards = not isinstance(config, Fsdp2Config) or config.reshard_after_forward
+
+    def whole(moment: Moment) -> range:
+        """The layers that are whole; at the end of the backward, none."""
+        at = moment.segment if isinstance(moment.segment, int) else last if moment.phase is Phase.LOSS else -1
+        ahead = min(at + 2, last + 1) if moment.phase is Phase.FORWARD else at + 1
+        if not reshards:
+            return range(ahead)
+        return range(max(at - 1, 0) if moment.phase is Phase.BACKWARD else at, ahead)
+
+    def at(moment: Moment) -> tuple[float, ...]:
+        if moment.phase not in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
+            return (0.0,) * len(inventory.blocks)
+        layers = whole(moment)
+        return tuple(float(block.layer is None or block.layer in layers) for block in inventory.blocks)
+
+    return [at(moment) for moment in budget.timeline]

@@ -1,0 +1,93 @@
+"""A budget's engine settings as the files that set them: a complete ds_config.json, or FSDP2 in Python."""
+
+import json
+from typing import Any
+
+from memcore.budget import Budget
+from memcore.engine_options import EngineName
+from memcore.recipes import ConventionName, DType
+from memcore.scenario import Device, Fsdp2Config, Method
+from memcore.suggest.grid import settings_now
+
+_TORCH_DTYPES = {DType.FP32: "torch.float32", DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}
+_AUTOCAST_DTYPES = {DType.BF16: "bfloat16", DType.FP16: "float16"}
+
+
+def ds_config(budget: Budget) -> dict[str, Any]:
+    """The ds_config.json of a DeepSpeed scenario; :func:`memcore.ds_config.read_ds_config` reads the same budget from
+    it. The optimizer and its learning rate are the program's to pass, and the batch over all GPUs follows."""
+    scenario = budget.scenario
+    zero = scenario.zero_config.model_dump(mode="json", exclude_defaults=True) | settings_now(budget)
+    sections = {"offload_optimizer": scenario.offload.optimizer, "offload_param": scenario.offload.parameters}
+    offload = {name: {"device": device.value} for name, device in sections.items() if device is not Device.NONE}
+    return {
+        "train_micro_batch_size_per_gpu": scenario.workload.micro_batch,
+        "gradient_accumulation_steps": scenario.workload.grad_accum,
+        **_precision(budget),
+        "zero_optimization": {"stage": scenario.parallelism.stage, **zero, **offload},
+    }
+
+
+def _precision(budget: Budget) -> dict[str, Any]:
+    """How DeepSpeed is told the dtypes (deepspeed 0.19.8, runtime/precision_config.py, DeepSpeedBF16Config;
+    runtime/torch_autocast.py); it trains in FP32 where nothing is said."""
+    dtypes, recipe = budget.states.precision.convention, budget.scenario.recipe
+    if dtypes.compute_dtype is DType.FP32:
+        return {}
+    if dtypes.param_dtype is DType.FP32:
+        return {"torch_autocast": {"enabled": True, "dtype": _AUTOCAST_DTYPES[dtypes.compute_dtype]}}
+    name = dtypes.param_dtype.value
+    section: dict[str, Any] = {"enabled": True}
+    # In 16 bits throughout; only from stage 1 on (runtime/config.py, _do_error_check).
+    if dtypes.master_dtype is None and budget.scenario.parallelism.stage >= 1:
+        section[f"{name}_master_weights_and_grads"] = True
+        if name == "bf16" and dtypes.state_dtype is DType.BF16:
+            section["bf16_optimizer_states"] = True
+    accumulates = recipe.convention is ConventionName.DEEPSPEED_FP32_GRAD
+    return {name: section, **({"data_types": {"grad_accum_dtype": "fp32"}} if accumulates else {})}
+
+
+_FSDP2 = '''\
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+
+def shard(model, device_type="cuda"):
+    """Divide a transformers model in place, a unit per decoder layer, before the optimizer is made."""
+    mesh = init_device_mesh(device_type, {mesh}, mesh_dim_names={names})
+    policy = MixedPrecisionPolicy(param_dtype={compute}, reduce_dtype={reduce})
+    model = model.to({param}){master}
+    for layer in model.{layers}:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
+    # The root holds what is no layer's: it stays gathered until its own backward.
+    return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+'''
+
+
+def fsdp2_code(budget: Budget) -> str | None:
+    """Python that applies FSDP2 as predicted to a transformers model; None without shapes, and for adapters, whose
+    base is of another dtype than they are (fully_shard wants one dtype per unit)."""
+    inventory, scenario = budget.inventory, budget.scenario
+    if inventory is None or not inventory.layers or scenario.recipe.method is not Method.FULL:
+        return None
+    dtypes, parallelism, config = budget.states.precision.convention, scenario.parallelism, scenario.engine_config
+    replicated = parallelism.dp_replicate > 1
+    return _FSDP2.format(
+        mesh=(parallelism.dp_replicate, parallelism.dp_shard) if replicated else (parallelism.dp_shard,),
+        names='("replicate", "shard")' if replicated else '("shard",)',
+        compute=_TORCH_DTYPES[dtypes.compute_dtype],
+        reduce=_TORCH_DTYPES[dtypes.reduce_dtype],
+        param=_TORCH_DTYPES[dtypes.param_dtype],
+        master="  # the FP32 master copy of the recipe is the optimizer's to keep" if dtypes.master_dtype else "",
+        layers=inventory.layers[0].name.rpartition(".")[0],
+        reshard=not isinstance(config, Fsdp2Config) or config.reshard_after_forward,
+    )
+
+
+def file_of(budget: Budget) -> tuple[str, str] | None:
+    """The file that sets the budget's engine settings, its name and its text; None where there is none to write."""
+    if budget.scenario.parallelism.engine is EngineName.DEEPSPEED:
+        return "ds_config.json", json.dumps(ds_config(budget), indent=2)
+    code = fsdp2_code(budget)
+    return None if code is None else ("fsdp2.py", code)
