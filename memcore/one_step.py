@@ -7,7 +7,7 @@ from memcore.activations import checkpointing
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.engines.deepspeed.stage_3 import gather_settings
-from memcore.engines.zero3_gather import gathered_blocks
+from memcore.engines.zero3_gather import END, gathered_blocks
 from memcore.models import Inventory
 from memcore.scenario import Fsdp2Config
 from memcore.terms import Category, Moment, Phase, Term
@@ -95,7 +95,7 @@ def _zero_3_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ..
     def at(moment: Moment) -> tuple[int, ...]:
         layer = moment.segment if isinstance(moment.segment, int) else -1
         segment = ("turn", 0) if moment.phase is Phase.LOSS else (moment.phase.value, layer)
-        return held.get(segment, (0,) * len(sizes))
+        return held.get(END if moment.segment == "reduce" else segment, (0,) * len(sizes))
 
     return [tuple(part / size for part, size in zip(at(moment), sizes, strict=True)) for moment in budget.timeline]
 

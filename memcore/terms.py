@@ -122,12 +122,17 @@ def during(timeline: Timeline, share: Callable[[Moment], int]) -> tuple[int, ...
     return tuple(share(moment) for moment in timeline)
 
 
-def by_layer(timeline: Timeline, forward: Sequence[int], loss: int, backward: Sequence[int]) -> tuple[int, ...]:
-    """Bytes in each layer's forward and backward, by layer, and at the loss; nothing at the other moments."""
+def by_layer(
+    timeline: Timeline, forward: Sequence[int], loss: int, backward: Sequence[int], end: int = 0
+) -> tuple[int, ...]:
+    """Bytes in each layer's forward and backward, by layer, at the loss, and at the backward's end; nothing at the
+    other moments."""
 
     def at(moment: Moment) -> int:
         if moment.phase is Phase.LOSS:
             return loss
+        if moment.segment == "reduce":
+            return end
         if not isinstance(moment.segment, int):
             return 0
         return (forward if moment.phase is Phase.FORWARD else backward)[moment.segment]

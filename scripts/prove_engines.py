@@ -9,23 +9,20 @@ Measuring takes about half an hour on two cores. Needs requirements-dev.txt. Wri
 import argparse
 import json
 import platform
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
 from memcore.jobs import HeavyLane, HeavyLimits, LightLane, finish
-from memcore.verify.case import Case, load_figures
+from memcore.verify.case import load_figures
 from memcore.verify.matrix import RANKS, matrix
 from memcore.verify.proof import Proof, case_evidence, prove
 from memcore.verify.report import phase_label
 from memcore.verify.running import verify_step
 
+ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "tests" / "data" / "engines_cpu.json"
 TABLE = ROOT / "docs" / "engines.md"
 _HOUR_S = 3600.0
@@ -73,10 +70,11 @@ def table(data: dict[str, Any], found: list[Proof]) -> str:
     lines = [
         "# Engines beside their predictions",
         "",
-        f"{len(found)} real runs on CPU ranks ({data['measured']}), each beside what `predict` says of the same scenario:",
-        "predicted over measured, less one, on the fullest rank. Written by `python scripts/prove_engines.py`; the",
-        "figures are in `tests/data/engines_cpu.json`, the model and the settings in `memcore/verify/matrix.py`. Measured are",
-        "tensors alone, from the second step on; what gloo stages beside them is left out, oneDNN is off.",
+        f"{len(found)} real runs on CPU ranks ({data['measured']}), each beside",
+        "what `predict` says of the same scenario: predicted over measured, less one, on the fullest rank. Written by",
+        "`python scripts/prove_engines.py`; the figures are in `tests/data/engines_cpu.json`, the model and the",
+        "settings in `memcore/verify/matrix.py`. Measured are tensors alone, from the second step on; what gloo stages",
+        "beside them is left out, and oneDNN is off.",
         "",
         "Furthest off: " + ", ".join(f"{phase_label(name)} {error:.2f}%" for name, error in worst.items()) + ".",
         "",

@@ -22,6 +22,10 @@ _FIRST_NORMS = ("input_layernorm", "ln_1", "layer_norm1")
 _KEPT_RUNS = 2048
 
 
+# The segment of the backward in which no layer is alive any more: that of the embedding.
+END = ("end", 0)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatherSettings:
     """The settings of a ds_config that decide the gathered set, in elements."""
@@ -49,6 +53,8 @@ class Gathered:
     backward: tuple[int, ...]
     forward_flat: tuple[int, ...]
     backward_flat: tuple[int, ...]
+    end: int
+    end_flat: int
     turn: int
     persistent: int
     fetched: int
@@ -191,6 +197,8 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: tuple[b
         backward=by_layer(peaks, "backward"),
         forward_flat=flat("forward"),
         backward_flat=flat("backward"),
+        end=peaks.get(END, 0),
+        end_flat=with_flat.get(END, 0) - peaks.get(END, 0),
         turn=turn,
         persistent=sum(coordinator.sizes[param] for param in coordinator.persistent),
         fetched=coordinator.fetched,
@@ -202,8 +210,8 @@ def simulate(inventory: Inventory, settings: GatherSettings, recomputed: tuple[b
 def gathered_blocks(
     inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Elements of each block that are gathered at some time: in each ("forward" or "backward", layer), and at
-    ("turn", 0) when the backward has fetched what its first module needs. What is never divided is left out."""
+    """Elements of each block that are gathered at some time: in each ("forward" or "backward", layer), at `END`, and
+    at ("turn", 0) when the backward has fetched what its first module needs. What is never divided is left out."""
     coordinator = _coordinator(inventory, settings, recomputed)
     sets: dict[tuple[str, int], set[int]] = {}
     for visit in coordinator.visits:
@@ -307,10 +315,13 @@ def _step_order(blocks: Sequence[Sequence[_Module]], recomputed: Sequence[bool])
     for block in blocks:
         for module in block:
             yield _Visit(module.params, ("forward", module.layer))
-    for block in reversed(blocks):
+    # A layer's block begins with its container; what lies before all layers comes when their backward is over.
+    before = next((index for index, block in enumerate(blocks) if not block[0].params), 0)
+    for index, block in reversed(list(enumerate(blocks))):
         layer = block[0].layer
+        segment = END if index < before else ("backward", layer)
         if recomputed and not block[0].params and recomputed[layer]:
             for module in block:
-                yield _Visit(module.params, ("backward", layer))
+                yield _Visit(module.params, segment)
         for module in reversed(block):
-            yield _Visit(module.params, ("backward", layer))
+            yield _Visit(module.params, segment)

@@ -144,12 +144,9 @@ def copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
     return during(inputs.timeline, at)
 
 
-def arriving_gradients(plan: Plan, *, after_layers: bool) -> list[Gradient]:
-    """The trained tensors' gradients in the order of the backward, with the ranks that their pieces belong to.
-
-    The head's come with the last layer's. The embedding's come when no layer is alive any more, where that matters:
-    `after_layers` puts them at the backward's end, else they are in the first layer's segment.
-    """
+def arriving_gradients(plan: Plan) -> list[Gradient]:
+    """The trained tensors' gradients in the order of the backward, with the ranks that their pieces belong to. The
+    head's come with the last layer's, the embedding's at the end, when no layer is alive any more."""
     inventory = plan.inputs.inventory
     if inventory is None or not plan.tensors or not inventory.layers:
         return []
@@ -158,8 +155,7 @@ def arriving_gradients(plan: Plan, *, after_layers: bool) -> list[Gradient]:
     found: list[Gradient] = []
     for block in inventory.blocks:
         seen_layer = seen_layer or block.layer is not None
-        before = "reduce" if after_layers else 0
-        segment = block.layer if block.layer is not None else (last if seen_layer else before)
+        segment = block.layer if block.layer is not None else (last if seen_layer else "reduce")
         own = sorted(zip(block.tensors, pieces, strict=False), key=lambda pair: execution_key(pair[0]))
         found += [Gradient(segment=segment, pieces=piece) for _tensor, piece in own]
     return found[::-1]

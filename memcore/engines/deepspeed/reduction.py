@@ -88,12 +88,14 @@ def reduce_as_they_come(
     keeps_others: bool,
     copies: Callable[[Sequence[Gradient]], int],
     width: int,
+    makes_slice: bool = True,
 ) -> dict[Segment, Instant]:
     """The fullest instant of each segment of the backward on one rank.
 
     `gradients` in the order of the backward, `limit` the bucket's size in elements, `copies` the bytes that reducing
     a bucket takes. `keeps_others`: gradients of other ranks that never entered the bucket stay (stage 1).
-    The slice is `width` bytes for each element of the gradients that the rank owns a piece of.
+    `makes_slice`: the rank's slice comes with the first of its gradients that is reduced, with `width` bytes for each
+    element of all those that it owns a piece of; else it was always there.
     """
     slice_bytes = width * sum(gradient.numel for gradient in gradients if gradient.of(rank))
     bucket: list[Gradient] = []
@@ -112,7 +114,7 @@ def reduce_as_they_come(
         nonlocal kept, has_slice
         waiting = sum(gradient.numel for gradient in bucket if gradient.numel > limit)
         see(kept + waiting + newest, copies(bucket))
-        has_slice = has_slice or any(gradient.of(rank) for gradient in bucket)
+        has_slice = has_slice or (makes_slice and any(gradient.of(rank) for gradient in bucket))
         see(kept + waiting + newest)
         if keeps_others:
             kept += sum(gradient.numel for gradient in bucket if gradient.numel > limit and not gradient.of(rank))

@@ -3,6 +3,8 @@
 Symbols: G sub_group_size, H the ranks of hpZ's second copy.
 """
 
+from collections.abc import Sequence
+
 from memcore.activations import checkpointing
 from memcore.engines.deepspeed.plan import (
     STAGE_3,
@@ -17,7 +19,7 @@ from memcore.engines.deepspeed.plan import (
     temporaries,
     unknown_copies,
 )
-from memcore.engines.deepspeed.reduction import reduce_as_they_come
+from memcore.engines.deepspeed.reduction import Gradient, reduce_as_they_come
 from memcore.engines.zero3_gather import GatherSettings, simulate
 from memcore.scenario import ZeroConfig
 from memcore.terms import Category, Formula, Phase, Term, by_layer, product
@@ -57,17 +59,26 @@ def terms(plan: Plan) -> list[Term]:
 def _passing(plan: Plan) -> list[Term]:
     """Gradients on their way into the bucket, and the bucket's contents a second time, sorted by rank, while they are
     reduced."""
-    source = "deepspeed 0.19.8, runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced"
-    gradients = arriving_gradients(plan, after_layers=False)
+    source = f"{STAGE_3}, __avg_scatter_grads; runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced"
+    gradients = arriving_gradients(plan)
     if plan.inputs.ranks == 1 or not gradients:
         return unknown_copies(plan, source)
+    width, cast = plan.grad_bytes, 4 if fp32_accumulation(plan) is not None else 0
+
+    def copies(reduced: Sequence[Gradient]) -> int:
+        # All of it, but for a single gradient that divides evenly; and this rank's part in the accumulation's dtype.
+        elements, ranks = sum(each.numel for each in reduced), plan.inputs.ranks
+        in_place = len(reduced) == 1 and elements % ranks == 0
+        return (0 if in_place else width * elements) + cast * ceil_div(elements, ranks)
+
     instants = reduce_as_they_come(
         gradients,
         limit=plan.config.reduce_bucket_size,
         rank=0,
         keeps_others=False,
-        copies=lambda reduced: plan.grad_bytes * sum(each.numel for each in reduced),
-        width=0,
+        copies=copies,
+        width=width,
+        makes_slice=False,
     )
     return passing_gradients(plan, instants, source)
 
@@ -106,8 +117,8 @@ def _gathered(plan: Plan) -> list[Term]:
             source=f"deepspeed 0.19.8, runtime/zero/{source}",
         )
 
-    whole = by_layer(inputs.timeline, gathered.forward, gathered.turn, gathered.backward)
-    flat = by_layer(inputs.timeline, gathered.forward_flat, 0, gathered.backward_flat)
+    whole = by_layer(inputs.timeline, gathered.forward, gathered.turn, gathered.backward, gathered.end)
+    flat = by_layer(inputs.timeline, gathered.forward_flat, 0, gathered.backward_flat, gathered.end_flat)
     fetched = "partitioned_param_coordinator.py, fetch_sub_module and release_sub_module, simulated"
     return [
         term("gathered_parameters", whole, "gathered", fetched),

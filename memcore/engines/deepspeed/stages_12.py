@@ -60,7 +60,7 @@ def stage_1(plan: Plan) -> list[Term]:
         return num_bytes - first_bucket if moment.segment == "reduce" else num_bytes
 
     kept = tuple(at(moment, whole.at(index)) for index, moment in enumerate(inputs.timeline))
-    gradients = arriving_gradients(plan, after_layers=True)
+    gradients = arriving_gradients(plan)
     touched = _touched(gradients, 0) if gradients else plan.slice_elements
     reduced = slice_term(plan, width, touched, _from_the_reduction_on, _SLICE)
     phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD) if inputs.accumulates else (Phase.BACKWARD,)
@@ -105,7 +105,7 @@ class _Passing:
 
 
 def _passing(plan: Plan) -> _Passing:
-    inputs, gradients = plan.inputs, arriving_gradients(plan, after_layers=True)
+    inputs, gradients = plan.inputs, arriving_gradients(plan)
     source = f"{STAGE_12}, average_tensor, allreduce_bucket"
     if not gradients:
         return _Passing(
