@@ -135,6 +135,35 @@ def growing_gradients(
     )
 
 
+def newest_gradient(inputs: Inputs, width: int) -> list[Term]:
+    """The newest gradient, where another storage takes it up: a whole one exists before it is added or copied there.
+
+    In `width` bytes a value; the largest of each layer, the head's in the last layer, the embedding's at the end.
+    """
+    inventory = inputs.inventory
+    if inventory is None or inputs.states.trained != inventory.n_params or not inventory.layers:
+        return []
+    largest: dict[object, int] = {}
+    last, seen_layer = len(inventory.layers) - 1, False
+    for block in inventory.blocks:
+        seen_layer = seen_layer or block.layer is not None
+        segment = block.layer if block.layer is not None else (last if seen_layer else "reduce")
+        largest[segment] = max(largest.get(segment, 0), *(tensor.numel for tensor in block.tensors))
+
+    def at(moment: Moment) -> int:
+        return width * largest.get(moment.segment, 0) if moment.phase is Phase.BACKWARD else 0
+
+    return [
+        Term(
+            name="newest_gradient",
+            category=Category.GRADIENTS,
+            bytes_at=during(inputs.timeline, at),
+            formula=Formula(symbols=rf"{width}\,\psi_{{max}}", numbers=product(width, max(largest.values()))),
+            source="torch 2.13, autograd: a whole gradient exists before any hook can take it",
+        )
+    ]
+
+
 def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequence[int]) -> list[Term]:
     """What torch's Adam and AdamW make for a moment, in the states' dtype, by implementation.
 

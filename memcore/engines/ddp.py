@@ -6,7 +6,7 @@ makes the gradients views of it.
 """
 
 from memcore.engines import single
-from memcore.engines.base import Inputs
+from memcore.engines.base import Inputs, newest_gradient
 from memcore.scenario import DdpConfig
 from memcore.terms import Category, Formula, Term, product
 
@@ -18,9 +18,10 @@ def terms(inputs: Inputs) -> list[Term]:
     """
     states, config = inputs.states, inputs.scenario.engine_config
     plain = single.terms(inputs)
+    dtype = states.trained_as.grad_dtype
     if isinstance(config, DdpConfig) and config.gradient_as_bucket_view:
         plain = [term for term in plain if term.category is not Category.GRADIENTS]
-    dtype = states.trained_as.grad_dtype
+        plain += newest_gradient(inputs, dtype.size)
     buckets = Term(
         name="ddp_buckets",
         category=Category.COMMUNICATION,

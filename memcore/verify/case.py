@@ -25,7 +25,8 @@ class Case:
 
     def data(self) -> dict[str, Any]:
         """As JSON data, for a rank."""
-        return {"name": self.name, "scenario": scenario_data(self.scenario)}
+        engine = self.scenario.parallelism.engine.value
+        return {"name": self.name, "ranks": self.ranks, "engine": engine, "scenario": scenario_data(self.scenario)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

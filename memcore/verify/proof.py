@@ -10,13 +10,14 @@ from memcore.trace.profile import load_profile
 from memcore.trace.request import trace_request
 from memcore.verify.case import Case, RankFigures
 
-# The loss is made within the model's forward, and given back within the backward.
+# The loss is made within the model's forward; its gradients come within the backward.
 _MOMENTS = {
     "forward": (Phase.FORWARD, Phase.LOSS),
     "backward": (Phase.LOSS, Phase.BACKWARD),
     "optimizer": (Phase.OPTIMIZER,),
+    "idle": (Phase.IDLE,),
 }
-PHASES = tuple(_MOMENTS)
+PHASES = ("forward", "backward", "optimizer")
 IDLE = "idle"
 
 
@@ -74,23 +75,37 @@ def prove(case: Case, evidence: Evidence, ranks: Sequence[RankFigures], device: 
     """Lay the prediction beside what the ranks measured."""
     budget = predict(case.scenario, evidence)
     terms = [term for term in budget.terms if device != "cpu" or term.category is not Category.WORKSPACE]
-    phases = [_phase(name, _fullest(budget, terms, name), terms, ranks) for name in PHASES]
-    idle = next(index for index, moment in enumerate(budget.timeline) if moment.phase is Phase.IDLE)
-    return Proof(case=case, budget=budget, ranks=tuple(ranks), phases=(*phases, _phase(IDLE, idle, terms, ranks)))
+    phases = tuple(_phase(name, _fullest(budget, terms, name), ranks) for name in (*PHASES, IDLE))
+    return Proof(case=case, budget=budget, ranks=tuple(ranks), phases=phases)
 
 
-def _fullest(budget: Budget, terms: Sequence[Term], phase: str) -> int:
-    """The moment of a phase at which the terms' sum is largest."""
+Shares = tuple[tuple[Term, int], ...]
+
+
+def _fullest(budget: Budget, terms: Sequence[Term], phase: str) -> Shares:
+    """The terms' shares at the moment of a phase at which their sum is largest."""
     moments = [index for index, moment in enumerate(budget.timeline) if moment.phase in _MOMENTS[phase]]
-    return max(moments, key=lambda index: sum(term.at(index) for term in terms))
+    return max((_shares(budget, terms, phase, index) for index in moments), key=_sum)
 
 
-def _phase(name: str, index: int, terms: Sequence[Term], ranks: Sequence[RankFigures]) -> PhaseProof:
-    shares = [(term, term.at(index)) for term in terms if term.at(index)]
+def _shares(budget: Budget, terms: Sequence[Term], phase: str, index: int) -> Shares:
+    """At the loss, a forward has only the gradients that were there before: its own come with the backward."""
+    at_loss = phase == "forward" and budget.timeline[index].phase is Phase.LOSS
+    # The moment before the loss is the last layer's forward.
+    places = [index - 1 if at_loss and term.category is Category.GRADIENTS else index for term in terms]
+    shares = ((term, term.at(place)) for term, place in zip(terms, places, strict=True))
+    return tuple((term, share) for term, share in shares if share)
+
+
+def _sum(shares: Shares) -> int:
+    return sum(share for _term, share in shares)
+
+
+def _phase(name: str, shares: Shares, ranks: Sequence[RankFigures]) -> PhaseProof:
     fullest = max(ranks, key=lambda rank: rank.peaks[name])
     return PhaseProof(
         name=name,
-        predicted=sum(share for _term, share in shares),
+        predicted=_sum(shares),
         measured=fullest.peaks[name],
         staging=fullest.staging.get(name, 0),
         terms=tuple(sorted(shares, key=lambda pair: -pair[1])),

@@ -1,6 +1,6 @@
 """Stage 0: nothing is divided; DeepSpeed still flattens and casts. Symbol: F elements that are flattened together."""
 
-from memcore.engines.base import growing_gradients, is_update, slices_in_a_row
+from memcore.engines.base import growing_gradients, is_update, newest_gradient, slices_in_a_row
 from memcore.engines.deepspeed.plan import Plan, copies_at, gradient_state, temporaries
 from memcore.terms import Category, Formula, Term, during, product
 
@@ -16,6 +16,8 @@ def terms(plan: Plan) -> list[Term]:
     mixed = inputs.states.trained_as.master_dtype is not None
     flat = mixed and _has_fused_adam(plan)
     found = [growing_gradients(inputs, state, state.total_bytes, gone_at=lambda m: flat and is_update(m))]
+    if inputs.accumulates:
+        found += newest_gradient(inputs, plan.grad_bytes)
     if inputs.ranks > 1:
         found.append(
             Term(

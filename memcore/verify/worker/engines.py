@@ -95,7 +95,8 @@ def _loop(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor
     kind = next(model.parameters()).device.type
 
     def forward() -> Any:
-        with torch.autocast(kind, torch.bfloat16) if casts else nullcontext():
+        # DeepSpeed switches the cache of casts off for the whole process.
+        with torch.autocast(kind, torch.bfloat16, cache_enabled=True) if casts else nullcontext():
             return model(**batch).loss
 
     def step(last: bool) -> None:

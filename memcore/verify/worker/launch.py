@@ -61,7 +61,7 @@ def verify_task(payload: dict[str, Any]) -> dict[str, Any]:
 
 
 def _local_ranks(cases: Sequence[Mapping[str, Any]], meeting: Rendezvous) -> int:
-    ranks = {case["scenario"]["hardware"]["gpus"] for case in cases}
+    ranks = {case["ranks"] for case in cases}
     if len(ranks) != 1:
         raise ValueError("the cases of a launch have one number of ranks")
     (number,) = ranks
@@ -76,7 +76,7 @@ def _check(cases: Sequence[Mapping[str, Any]], device: str, local: int, meeting:
     if local > MAX_LOCAL_RANKS:
         sentence = _("{ranks} ranks are too many for one machine here; at most {most} are run.")
         raise UserError(sentence.format(ranks=local, most=MAX_LOCAL_RANKS))
-    engines = {case["scenario"]["parallelism"]["engine"] for case in cases}
+    engines = {case["engine"] for case in cases}
     if EngineName.DEEPSPEED in engines and find_spec("deepspeed") is None:
         raise UserError(_(WITHOUT_DEEPSPEED))
     if device != "cpu" and (found := torch.accelerator.device_count()) < local:

@@ -44,7 +44,7 @@ def main(cases_file: Path, folder: Path) -> None:
     _be_quiet(torch)
     cases = json.loads(cases_file.read_text(encoding="utf-8"))
     device, meter = meter_of(os.environ["MEMCORE_VERIFY_DEVICE"], int(os.environ["LOCAL_RANK"]))
-    engines = {EngineName(case["scenario"]["parallelism"]["engine"]) for case in cases}
+    engines = {EngineName(case["engine"]) for case in cases}
     # DeepSpeed adds to what torch has set up, not the other way round.
     init_distributed(max(engines, key=lambda engine: engine is EngineName.DEEPSPEED), device)
     # Libraries hold a million objects that stay: collecting garbage between phases need not look at them.
