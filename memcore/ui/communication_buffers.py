@@ -21,7 +21,7 @@ from memcore.errors import UserError
 from memcore.explain import explain_term, term_label
 from memcore.i18n import gettext as _
 from memcore.report import budget_rows
-from memcore.ui import charts, state
+from memcore.ui import charts, state, verifying
 from memcore.ui.cards import downloads, figures, how_computed, opening, table, text_table
 from memcore.ui.goal_settings import settings_for_goal
 from memcore.ui.step_charts import step_of_engine
@@ -55,6 +55,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     names = {term.name for row in rows for term, _share in row.terms}
     how_computed(explain_term(term, unit) for term in budget.terms if term.name in names)
     _one_step(budget, unit)
+    verifying.render(budget, unit)
     settings_for_goal(budget, unit)
     if engine.stages:
         _ds_config(budget, unit)

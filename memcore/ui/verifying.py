@@ -15,9 +15,11 @@ from memcore.i18n import gettext as _
 from memcore.i18n import use_language
 from memcore.jobs import Progress
 from memcore.settings import settings
+from memcore.ui import charts
 from memcore.ui.cards import table
 from memcore.ui.measuring import device_facts, heavy_lane
 from memcore.ui.state import LANGUAGE
+from memcore.ui.step_charts import step_of_engine
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit
 from memcore.verify.case import MAX_LOCAL_RANKS, WITHOUT_DEEPSPEED
@@ -152,6 +154,12 @@ def _result(budget: Budget, unit: ByteUnit) -> None:
     table(
         [dict(zip(proof_headings(), row, strict=True)) for row in phase_rows(proof, unit)],
         _("Predicted and measured peak of each phase"),
+    )
+    st.plotly_chart(
+        step_of_engine(proof.budget, unit, proof.measured),
+        config=charts.CONFIG,
+        alt=_("One step as predicted, and the measured peak of each phase"),
+        key="verified_step",
     )
     with st.expander(_("Term by term"), icon=":material/table:"):
         table(

@@ -1,6 +1,6 @@
 """Predicted beside measured: what the engine's terms say of a case, and what its ranks took."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memcore.budget import Ask, Budget, Evidence, evidence_for, predict
@@ -55,6 +55,11 @@ class Proof:
         return self.phases[-1]
 
     @property
+    def measured(self) -> Mapping[Phase, int]:
+        """The measured peak of each phase."""
+        return {Phase(phase.name): phase.measured for phase in self.phases}
+
+    @property
     def other(self) -> int:
         """Bytes of the fullest process that are no tensor."""
         return max(rank.other for rank in self.ranks)
@@ -74,26 +79,34 @@ def case_evidence(case: Case, ask: Ask, device: str) -> Evidence:
 def prove(case: Case, evidence: Evidence, ranks: Sequence[RankFigures], device: str) -> Proof:
     """Lay the prediction beside what the ranks measured."""
     budget = predict(case.scenario, evidence)
-    terms = [term for term in budget.terms if device != "cpu" or term.category is not Category.WORKSPACE]
-    phases = tuple(_phase(name, _fullest(budget, terms, name), ranks) for name in (*PHASES, IDLE))
+    if device == "cpu":
+        budget = _without_workspace(budget)
+    phases = tuple(_phase(name, _fullest(budget, name), ranks) for name in (*PHASES, IDLE))
     return Proof(case=case, budget=budget, ranks=tuple(ranks), phases=phases)
+
+
+def _without_workspace(budget: Budget) -> Budget:
+    """The same on a CPU, which has no cuBLAS."""
+    terms = tuple(term for term in budget.terms if term.category is not Category.WORKSPACE)
+    totals = tuple(sum(term.at(index) for term in terms) for index in range(len(budget.timeline)))
+    return replace(budget, terms=terms, totals=totals)
 
 
 Shares = tuple[tuple[Term, int], ...]
 
 
-def _fullest(budget: Budget, terms: Sequence[Term], phase: str) -> Shares:
+def _fullest(budget: Budget, phase: str) -> Shares:
     """The terms' shares at the moment of a phase at which their sum is largest."""
     moments = [index for index, moment in enumerate(budget.timeline) if moment.phase in _MOMENTS[phase]]
-    return max((_shares(budget, terms, phase, index) for index in moments), key=_sum)
+    return max((_shares(budget, phase, index) for index in moments), key=_sum)
 
 
-def _shares(budget: Budget, terms: Sequence[Term], phase: str, index: int) -> Shares:
+def _shares(budget: Budget, phase: str, index: int) -> Shares:
     """At the loss, a forward has only the gradients that were there before: its own come with the backward."""
     at_loss = phase == "forward" and budget.timeline[index].phase is Phase.LOSS
     # The moment before the loss is the last layer's forward.
-    places = [index - 1 if at_loss and term.category is Category.GRADIENTS else index for term in terms]
-    shares = ((term, term.at(place)) for term, place in zip(terms, places, strict=True))
+    places = [index - 1 if at_loss and term.category is Category.GRADIENTS else index for term in budget.terms]
+    shares = ((term, term.at(place)) for term, place in zip(budget.terms, places, strict=True))
     return tuple((term, share) for term, share in shares if share)
 
 
