@@ -72,7 +72,7 @@ def _suggested(budget: Budget, goal: Goal) -> Suggestion:
 @st.cache_resource(max_entries=64, show_spinner=False)
 def _kept(_budget: Budget, scenario: str, kind: str, least_bucket: int, traced: bool) -> Suggestion:
     suggestion = suggest(_budget, Goal(kind=GoalKind(kind), least_bucket=least_bucket))
-    assert suggestion is not None, "there is something to choose"
+    assert suggestion is not None  # there is something to choose
     return suggestion
 
 

@@ -1,4 +1,4 @@
-"""A suggestion as text, as JSON data and by the command. Run: pytest tests/suggest/test_report.py"""
+"""A suggestion as text, as JSON data and by the command. Run: pytest tests/suggest/test_suggesting.py"""
 
 import json
 from pathlib import Path
