@@ -41,6 +41,18 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sharding:
+    """FSDP2 among `shard` ranks, in `replicate` groups that hold the same: shards are kept in `param_dtype`, gradients
+    reduced in `reduce_dtype`."""
+
+    shard: int
+    replicate: int
+    reshard_after_forward: bool
+    param_dtype: str
+    reduce_dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which
     with `autocast` is not the weights', FP32. `loss` "unfused", "chunked", "fused" or "none" (the decoder alone).
@@ -58,6 +70,7 @@ class Request:
     autocast: bool = False
     adapters: Adapters | None = None
     step: Step | None = None
+    sharding: Sharding | None = None
     kernels: str = "cuda"
     full_depth: bool = False
 
@@ -70,6 +83,8 @@ def read_request(payload: Mapping[str, Any]) -> Request:
         given["adapters"] = Adapters(**{**given["adapters"], "targets": targets})
     if given.get("step"):
         given["step"] = Step(**given["step"])
+    if given.get("sharding"):
+        given["sharding"] = Sharding(**given["sharding"])
     return Request(**given)
 
 

@@ -3,17 +3,24 @@
 Worker processes only, like the recorder.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from memcore.trace.recorder import Change
 from memcore.trace.tape import GRADIENTS, Tape
 
 
-def tape_of(changes: Sequence[Change], gradients: Collection[int], forward_changes: int, **about: Any) -> Tape:
+def tape_of(
+    changes: Sequence[Change],
+    gradients: Collection[int],
+    forward_changes: int,
+    told: Mapping[int, tuple[str, str]],
+    **about: Any,
+) -> Tape:
     """The changes as a tape. `gradients` are the storages of parameters' gradients: of what a fused loss makes of them
-    in the forward, the first `forward_changes`, they are the loss's. `about` are the tape's other fields."""
-    owners = _owners(changes)
+    in the forward, the first `forward_changes`, they are the loss's. `told`: categories and modules that are known of
+    storages. `about` are the tape's other fields."""
+    owners = {**_owners(changes), **told}
     states = dict.fromkeys(gradients, (GRADIENTS, ""))
     segments: dict[str, int] = {}
     keys: dict[tuple[str, str], int] = {}
