@@ -51,7 +51,7 @@ def make_plan(model: nn.Module, checkpointing_kind: str, *, full_depth: bool, ne
     units = _units(wanted)
     recomputed = tuple(wanted.groups[unit[0]] is not None for unit in units)
     likes = [_like(layers[index], lists) for index, lists in enumerate(_by_layer(model, len(layers)))]
-    kinds = [(tuple(likes[i] for i in unit), again) for unit, again in zip(units, recomputed, strict=True)]
+    kinds: list[Any] = [(tuple(likes[i] for i in unit), again) for unit, again in zip(units, recomputed, strict=True)]
     if neighbours:
         beside = _beside(units, [sum(p.numel() for p in layer.parameters()) for layer in layers])
         kinds = list(zip(kinds, beside, strict=True))

@@ -11,20 +11,21 @@ of them longer, so the allocated bytes are the same; only what the allocator res
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcore.trace.recorder import Recorder
 from memcore.trace.request import Sharding
-from memcore.trace.tape import GATHERED, REDUCED
+from memcore.trace.tape import GATHERED, HOST, REDUCED
 from memcore.trace.units import Unit
 from memcore.units import round_up
 
@@ -65,13 +66,13 @@ def shard(root: Root, sharding: Sharding, compute_dtype: str | None, mesh: Devic
     """Apply FSDP2 to a model on fake tensors. `compute_dtype` None: the shards' own."""
     computed = None if compute_dtype is None else DTYPES[compute_dtype]
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=DTYPES[sharding.reduce_dtype])
+    offload = CPUOffloadPolicy(pin_memory=False) if sharding.cpu_offload else OffloadPolicy()
+    apply = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
     for unit in _units(root):
         for layer in unit.layers:
-            fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=sharding.reshard_after_forward)
+            apply(layer, reshard_after_forward=sharding.reshard_after_forward)
     # The root's default: kept from its forward to its backward, which follows at once.
-    fully_shard(
-        root, mesh=mesh, mp_policy=policy, reshard_after_forward=None if sharding.reshard_after_forward else False
-    )
+    apply(root, reshard_after_forward=None if sharding.reshard_after_forward else False)
 
 
 @contextmanager
@@ -88,9 +89,9 @@ def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, on_c
         with recorder.telling(GATHERED, place(parameters)):
             return original(parameters, *args)
 
-    def copy_out(original: Any, gathered: Any, parameters: Any, *args: Any) -> Any:
+    def copy_out(parameters: Any, original: Any) -> None:
         with recorder.telling(GATHERED, place(parameters)):
-            return original(gathered, parameters, *args)
+            original()
 
     def reduction(original: Any, parameters: Any, gradients: Any, *args: Any) -> Any:
         for gradient in gradients:
@@ -116,7 +117,6 @@ def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, on_c
     with ExitStack() as stack:
         for owner, name, replacement in (
             (_fsdp_param_group, "foreach_all_gather", gather),
-            (_fsdp_param_group, "foreach_all_gather_copy_out", copy_out),
             (_fsdp_param_group, "foreach_reduce", reduction),
             (_fsdp_collectives, "foreach_reduce_scatter_copy_in", copy_in),
             (_fsdp_param, "alloc_storage", resize),
@@ -127,7 +127,39 @@ def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, on_c
         for unit in _units(root):
             for layer in unit.layers:
                 stack.enter_context(_replaced(_group(layer), "pre_backward", unit.before_backward))
+        for each in [group, *(_group(layer) for unit in _units(root) for layer in unit.layers)]:
+            stack.enter_context(_replaced(each, "wait_for_unshard", partial(copy_out, each.fsdp_params)))
+        if group.fsdp_params[0].offload_to_cpu:
+            stack.enter_context(_on_host(recorder))
         yield
+
+
+@contextmanager
+def _on_host(recorder: Recorder) -> Iterator[None]:
+    """Shards and their gradients on the host, which on fake tensors is this device too: what is copied from there is
+    made here, and what is copied there is not counted.
+
+    Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, all_gather_inputs (one shard after the other is
+    copied, then cast); _fsdp_collectives.py, foreach_reduce (gradients go to the host one after the other, out of one
+    buffer).
+    """
+
+    def to_device(parameter: Any) -> list[torch.Tensor]:
+        copy = parameter._sharded_param_data.clone()  # noqa: SLF001  what torch copies itself
+        return [copy if parameter.param_dtype is None else copy.to(parameter.param_dtype)]
+
+    def to_host(original: Any, parameter: Any, gradient: torch.Tensor) -> Any:
+        with recorder.telling(HOST, ""):
+            return original(parameter, gradient.clone())
+
+    kind: Any = _fsdp_param.FSDPParam
+    inputs = kind.all_gather_inputs
+    kind.all_gather_inputs = property(to_device)
+    try:
+        with _replaced(kind, "to_sharded_dtensor", to_host):
+            yield
+    finally:
+        kind.all_gather_inputs = inputs
 
 
 def _copies(gradients: Sequence[torch.Tensor], into: torch.Tensor, world: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from memcore.trace.recorder import Change
-from memcore.trace.tape import GRADIENTS, Tape
+from memcore.trace.tape import GRADIENTS, HOST, Tape
 
 
 def tape_of(
@@ -19,8 +19,9 @@ def tape_of(
 ) -> Tape:
     """The changes as a tape. `gradients` are the storages of parameters' gradients: of what a fused loss makes of them
     in the forward, the first `forward_changes`, they are the loss's. `told`: categories and modules that are known of
-    storages. `about` are the tape's other fields."""
+    storages, those on the host left out. `about` are the tape's other fields."""
     owners = {**_owners(changes), **told}
+    host = {number for number, (category, _module) in told.items() if category == HOST}
     states = dict.fromkeys(gradients, (GRADIENTS, ""))
     segments: dict[str, int] = {}
     keys: dict[tuple[str, str], int] = {}
@@ -34,6 +35,8 @@ def tape_of(
 
     for index, change in enumerate(changes):
         number = change.storage
+        if number in host:
+            continue
         if index == forward_changes:
             for early in [each for each in changes[:index] if each.storage in states]:
                 add(early, owners[early.storage or 0], -early.num_bytes)

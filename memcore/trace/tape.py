@@ -12,6 +12,8 @@ from typing import Any
 GRADIENTS = "gradients"
 # Of an engine that shards: parameters put together from all ranks, and gradients on their way to them.
 GATHERED, REDUCED = "gathered", "reduced"
+# On the host: not on a tape.
+HOST = "host"
 CATEGORIES = ("saved", "recomputed", "temporary", "loss", "weight_casts", GATHERED, REDUCED)
 
 
