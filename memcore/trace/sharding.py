@@ -27,7 +27,7 @@ from memcore.trace.recorder import Recorder
 from memcore.trace.request import Sharding
 from memcore.trace.tape import GATHERED, HOST, REDUCED
 from memcore.trace.units import Unit
-from memcore.units import round_up
+from memcore.units import ceil_div, round_up
 
 # Tensors that hold a shard: their operations come again as operations on it.
 WRAPPERS = (DTensor,)
@@ -68,11 +68,18 @@ def shard(root: Root, sharding: Sharding, compute_dtype: str | None, mesh: Devic
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=DTYPES[sharding.reduce_dtype])
     offload = CPUOffloadPolicy(pin_memory=False) if sharding.cpu_offload else OffloadPolicy()
     apply = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
-    for unit in _units(root):
-        for layer in unit.layers:
-            apply(layer, reshard_after_forward=sharding.reshard_after_forward)
-    # The root's default: kept from its forward to its backward, which follows at once.
-    apply(root, reshard_after_forward=None if sharding.reshard_after_forward else False)
+    with _replaced(_fsdp_param, "_chunk_with_empty", _first_chunk):
+        for unit in _units(root):
+            for layer in unit.layers:
+                apply(layer, reshard_after_forward=sharding.reshard_after_forward)
+        # The root's default: kept from its forward to its backward, which follows at once.
+        apply(root, reshard_after_forward=None if sharding.reshard_after_forward else False)
+
+
+def _first_chunk(_original: Any, tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:
+    """Rank 0's part of a tensor, in place of the list of all ranks' parts, of which a rank uses its own and the
+    first (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_common.py, _chunk_with_empty)."""
+    return [tensor.narrow(dim, 0, ceil_div(tensor.shape[dim], num_chunks))]
 
 
 @contextmanager
@@ -187,7 +194,7 @@ def _group(module: Any) -> Any:
 def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
     """`replacement(original, ...)` in a function's place."""
     original = getattr(owner, name)
-    setattr(owner, name, lambda *args: replacement(original, *args))
+    setattr(owner, name, lambda *args, **kwargs: replacement(original, *args, **kwargs))
     try:
         yield
     finally:
