@@ -20,8 +20,8 @@ from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
 from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline
 from memcore.trace.profile import ActivationProfile, load_profile
-from memcore.trace.request import WHOLE_TENSORS, trace_request
-from memcore.trace.terms import profile_terms, settle_states
+from memcore.trace.request import OWN_TENSORS, trace_request
+from memcore.trace.terms import SHARDED_TERMS, profile_terms, settle_states
 from memcore.units import GIB, MIB, round_up
 from memcore.zero import Accounting, Communication, HostMemory, account, communication, host_memory
 
@@ -192,11 +192,14 @@ def _layers(
 
 
 def _engine_terms(inputs: Inputs, profile: ActivationProfile | None) -> list[Term]:
-    """The engine's terms; with a profile, and an optimizer that steps on whole tensors, what it says of them."""
+    """The engine's terms; with a profile, and an optimizer that steps on the model's own tensors, what it says of
+    them."""
     parallelism = inputs.scenario.parallelism
     terms = ENGINE_TERMS[parallelism.engine](inputs)
-    if profile is None or parallelism.engine not in WHOLE_TENSORS:
+    if profile is None or parallelism.engine not in OWN_TENSORS:
         return terms
+    if profile.sharded:
+        terms = [term for term in terms if term.name not in SHARDED_TERMS]
     state = next((state for state in inputs.states.of(Category.GRADIENTS) if state.name == "gradients"), None)
     return settle_states(
         terms,

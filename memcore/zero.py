@@ -101,7 +101,8 @@ def host_memory(scenario: Scenario, states: ModelStates) -> HostMemory:
     there (16 bytes per parameter), parameter offload the 16-bit slices too: 18 in all, over all ranks.
 
     Source: deepspeed 0.19.8, runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs, before its
-    buffer factor; stage_1_and_2.py, initialize_optimizer_states (the pinned FP32 gradient slice).
+    buffer factor; stage_1_and_2.py, initialize_optimizer_states (the pinned FP32 gradient slice). FSDP2's
+    CPUOffloadPolicy keeps every state there (torch 2.13, distributed/fsdp/_fully_shard/_fsdp_api.py).
     """
     parallelism, offload, node = scenario.parallelism, scenario.offload, scenario.hardware.gpus_per_node
     placed = {Device.CPU: 0, Device.NVME: 0}
@@ -114,6 +115,8 @@ def host_memory(scenario: Scenario, states: ModelStates) -> HostMemory:
         placed[Device.CPU] += node * ceil_div(states.trained, parallelism.dp_shard) * 4
     if offload.parameters is not Device.NONE:
         placed[offload.parameters] += slices(*states.of(Category.WEIGHTS))
+    if scenario.fsdp2_config.cpu_offload:
+        placed[Device.CPU] += slices(*states.states)
     paged = sum(state.paged_bytes for state in states.states)
     divided = parallelism.dp_shard if parallelism.stage >= 1 else 1
     return HostMemory(

@@ -302,7 +302,9 @@ class TestDdpAndFsdp2:
         scenario = {"model": {"name": LLAMA}, "hardware": {"gpus": 8}, "recipe": {"method": "lora"}}
         assert named(predict(parse_scenario(scenario)), "ddp_buckets") == 4 * 41_943_040
 
-    def test_fsdp2_gathers_three_units_and_the_root(self):
+    def test_fsdp2_gathers_units_beside_the_root(self):
+        """The first layer is gathered while the root's own gather is still there; then three layers' worth, two where
+        they compute in the backward. The head's gradients wait for the embedding's."""
         scenario = {
             "model": {"name": LLAMA},
             "hardware": {"gpus": 8},
@@ -311,8 +313,11 @@ class TestDdpAndFsdp2:
         }
         budget = predict(parse_scenario(scenario))
         layer, root = 218_112_000, 2 * 128256 * 4096 + 4096
-        assert named(budget, "gathered_parameters") == 2 * (3 * layer + root)
-        assert named(budget, "reduced_gradients") == (2 + 4) * layer
+        assert at(budget, "gathered_parameters", "forward[0]") == 2 * (2 * layer + 2 * root)
+        assert at(budget, "gathered_parameters", "forward[1]") == 2 * (3 * layer + root)
+        assert at(budget, "gathered_parameters", "backward[1]") == 2 * (2 * layer + root)
+        assert at(budget, "reduced_gradients", "backward[1]") == (2 + 4) * layer + 2 * (128256 * 4096 + 4096)
+        assert at(budget, "reduced_gradients", "backward[reduce]") == (2 + 4) * root - 4 * root // 8
         assert at(budget, "gradients", "optimizer") == 4 * math.ceil(LLAMA_PSI / 8)
         assert at(budget, "gradients", "forward[0]") == 0
 
@@ -348,11 +353,37 @@ class TestDdpAndFsdp2:
         assert [named(budget, "ddp_buckets") for budget in budgets] == [2 * LLAMA_PSI] * 2
         assert [named(budget, "gradients") for budget in budgets] == [2 * LLAMA_PSI, 0]
 
-    def test_one_rank_gathers_nothing(self):
-        for engine in ("fsdp2", "deepspeed"):
-            parallelism = {"engine": engine, **({"zero_stage": 3} if engine == "deepspeed" else {})}
-            budget = predict(parse_scenario({"model": {"name": LLAMA}, "parallelism": parallelism}))
-            assert named(budget, "gathered_parameters") == 0
+    def test_one_rank_gathers_nothing_but_fsdp2_copies_its_own(self):
+        alone = {"engine": "deepspeed", "zero_stage": 3}
+        budget = predict(parse_scenario({"model": {"name": LLAMA}, "parallelism": alone}))
+        assert named(budget, "gathered_parameters") == 0
+        budget = predict(parse_scenario({"model": {"name": LLAMA}, "parallelism": {"engine": "fsdp2"}}))
+        assert named(budget, "gathered_parameters") == 2 * (218_112_000 + 2 * 128256 * 4096 + 4096)
+
+    def test_fsdp2_shares_out_rows(self):
+        """Adapters of rank 16 among 64 ranks: each A of 16 rows is one row of 4,096 on the first rank."""
+        data = {
+            "model": {"name": LLAMA},
+            "hardware": {"gpus": 64},
+            "parallelism": {"engine": "fsdp2"},
+            "recipe": {"method": "lora", "lora": {"rank": 16, "targets": ["q_proj"]}},
+        }
+        budget = predict(parse_scenario(data))
+        assert named(budget, "adapter_weights") == 4 * 32 * (4096 + 64 * 16)
+
+    def test_fsdp2_on_the_host_leaves_the_gpu_what_moves(self):
+        data = {
+            "model": {"name": LLAMA},
+            "hardware": {"gpus": 8},
+            "parallelism": {"engine": "fsdp2"},
+            "engine_config": {"cpu_offload": True},
+            "recipe": {"convention": "fsdp2_mixed"},
+        }
+        budget = predict(parse_scenario(data))
+        states = ("weights", "gradients", "momentum", "variance", "foreach_temporary")
+        assert [named(budget, name) for name in states] == [0] * 5
+        assert at(budget, "gathered_parameters", "backward[1]") == 2 * (2 * 218_112_000 + 2 * 128256 * 4096 + 4096)
+        assert budget.host.cpu_bytes == 16 * LLAMA_PSI
 
 
 class TestGradientsThroughTheBackward:

@@ -1,103 +1,69 @@
 """PyTorch FSDP2 (fully_shard): every state in slices, layers gathered one after the other.
 
-Source: torch 2.13, distributed/fsdp/_fully_shard: _fsdp_param_group.py (unshard, reshard, post_backward) and
-_fsdp_collectives.py (foreach_all_gather, foreach_all_gather_copy_out, foreach_reduce). Symbols: U parameters
-of the largest unit (a decoder layer), R those of the root (embedding, final norm, head).
+Source: torch 2.13, distributed/fsdp/_fully_shard. What is gathered and reduced is in memcore.engines.fsdp2_moving. With
+CPUOffloadPolicy nothing else is on the GPU: slices, their gradients and the optimizer's states are on the host, where
+it steps. Groups of ranks that hold the same (HSDP) divide by the ranks of one group.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from memcore.engines.base import Inputs, growing_gradients, resident, slices_in_a_row, step_temporary
-from memcore.models import Inventory
-from memcore.scenario import Fsdp2Config
-from memcore.states import State
-from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
+from memcore.engines.base import Inputs, growing_gradients, resident, step_temporary
+from memcore.engines.fsdp2_moving import moving
+from memcore.engines.fsdp2_units import Units, shard_values, trained_tensors, units_of
+from memcore.states import State, is_quantised
+from memcore.terms import Category, Formula, Phase, Term
 from memcore.units import ceil_div
-from memcore.zero import share
-
-# While one unit computes: its own gathered parameters, the flat output of the gather that they are copied
-# out of, and the next unit's output, prefetched.
-GATHERED_UNITS = 3
+from memcore.zero import share, share_formula
 
 
 def terms(inputs: Inputs) -> list[Term]:
-    """The terms of one FSDP2 rank with a unit per decoder layer."""
-    states, ranks = inputs.states, inputs.ranks
-    kept = [resident(inputs, state) for state in states.of(Category.WEIGHTS, Category.OPTIMIZER)]
-    gradients = [_gradient_slices(inputs, state) for state in states.of(Category.GRADIENTS)]
-    state_bytes = states.trained_as.state_dtype.size
-    step = step_temporary(inputs, ceil_div(states.trained, ranks), state_bytes, slices_in_a_row(inputs, ranks))
-    return [*kept, *gradients, *step, *_gathered(inputs)]
+    """The terms of the first rank, which is the fullest, with a unit per decoder layer."""
+    states = inputs.states
+    units = None if inputs.inventory is None else units_of(inputs, inputs.inventory)
+    moved = [] if units is None or not units.layers else moving(inputs, units)
+    if inputs.scenario.fsdp2_config.cpu_offload:
+        return moved
+    kept = [_slices(inputs, state) for state in states.of(Category.WEIGHTS, Category.OPTIMIZER)]
+    gradients = [_gradient_slices(inputs, state, units) for state in states.of(Category.GRADIENTS)]
+    in_a_row = tuple(shard_values(tensor, inputs.ranks) for tensor in trained_tensors(inputs))
+    in_a_row = in_a_row or (ceil_div(states.trained, inputs.ranks),)
+    step = step_temporary(inputs, sum(in_a_row), states.trained_as.state_dtype.size, in_a_row)
+    return [*kept, *gradients, *step, *moved]
 
 
-def _gradient_slices(inputs: Inputs, state: State) -> Term:
-    """Slices of reduced gradients: they grow through the backward and stay for the optimizer."""
-    whole = resident(inputs, state)
-    num_bytes = share(state, inputs.stage, inputs.ranks)
-    return replace(growing_gradients(inputs, state, num_bytes), formula=whole.formula)
+def _slice_bytes(inputs: Inputs, state: State) -> tuple[int, Formula]:
+    """A state's bytes on the first rank: tensor by tensor, where it has a value for each of theirs."""
+    ranks, frozen = inputs.ranks, tuple(inputs.inventory.tensors()) if inputs.inventory else ()
+    for tensors in (trained_tensors(inputs), frozen, [tensor for tensor in frozen if not is_quantised(tensor)]):
+        values = sum(shard_values(tensor, ranks) for tensor in tensors)
+        whole = sum(tensor.numel for tensor in tensors)
+        if state.element_bytes is not None and whole == state.elements and values != ceil_div(whole, ranks):
+            symbols = rf"{state.element_bytes}\,\sum_t \lceil n_t / N \rceil\,m_t"
+            numbers = f"{state.element_bytes} × {values:,}"
+            return values * state.element_bytes, Formula(symbols=symbols, numbers=numbers)
+    return share(state, inputs.stage, ranks), share_formula(state, inputs.stage, ranks)
 
 
-def _gathered(inputs: Inputs) -> list[Term]:
-    """The layer that computes, what it is copied out of, the next one prefetched, and the root's parameters."""
-    inventory = inputs.inventory
-    if inventory is None or inputs.ranks == 1:
-        return []
-    precision = inputs.states.precision.convention
-    unit, root, width = inventory.largest_layer.numel, _root_parameters(inventory), precision.compute_dtype.size
-    config = inputs.scenario.engine_config
-    reshards = not isinstance(config, Fsdp2Config) or config.reshard_after_forward
-    elements = _units(inventory, reshards)
-    bytes_at = during(inputs.timeline, lambda moment: width * (root + held if (held := elements(moment)) else 0))
-    source = "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_collectives.py"
-    found = [
-        Term(
-            name="gathered_parameters",
-            category=Category.COMMUNICATION,
-            bytes_at=bytes_at,
-            formula=Formula(
-                symbols=rf"{width}\,(\Psi_{{units}} + R)",
-                numbers=f"{width} × ({max(bytes_at) // width - root:,} + {root:,})",
-            ),
-            source=f"{source}, foreach_all_gather_copy_out",
-        )
-    ]
-    if inputs.states.trained == inventory.n_params:
-        both = width + precision.reduce_dtype.size
-        found.append(
-            Term(
-                name="reduced_gradients",
-                category=Category.COMMUNICATION,
-                bytes_at=during(inputs.timeline, lambda m: both * unit if m.phase is Phase.BACKWARD else 0),
-                formula=Formula(symbols=rf"({width} + {both - width})\,U", numbers=product(both, unit)),
-                source=f"{source}, foreach_reduce",
-            )
-        )
-    return found
+def _slices(inputs: Inputs, state: State) -> Term:
+    """A state's slices."""
+    if state.paged_bytes:
+        return resident(inputs, state)
+    num_bytes, formula = _slice_bytes(inputs, state)
+    return replace(resident(inputs, state, num_bytes), formula=formula)
 
 
-def _units(inventory: Inventory, reshards: bool) -> Callable[[Moment], int]:
-    """Elements of gathered layers at each moment, the root's own left out.
-
-    Resharded, three units' worth while a layer computes and the last one's at the loss. Not resharded, every
-    layer whose forward is done and whose backward is not, and in the forward the next one's two.
-    """
-    sizes = [layer.numel for layer in inventory.layers]
-    unit, last = max(sizes), len(sizes) - 1
-
-    def held(moment: Moment) -> int:
-        if moment.phase is Phase.LOSS:
-            return sizes[last] if reshards else sum(sizes)
-        if moment.phase not in (Phase.FORWARD, Phase.BACKWARD):
-            return 0
-        if reshards:
-            return min(GATHERED_UNITS, len(sizes)) * unit
-        done = moment.segment + 1 if isinstance(moment.segment, int) else 1
-        ahead = GATHERED_UNITS - 1 if moment.phase is Phase.FORWARD else 0
-        return sum(sizes[:done]) + min(ahead, last + 1 - done) * unit
-
-    return held
-
-
-def _root_parameters(inventory: Inventory) -> int:
-    return sum(block.numel for block in inventory.blocks if block.layer is None)
+def _gradient_slices(inputs: Inputs, state: State, units: Units | None) -> Term:
+    """Slices of reduced gradients: while a layer computes those of the layers that are done, at the end the root's."""
+    num_bytes, formula = _slice_bytes(inputs, state)
+    term = replace(growing_gradients(inputs, state, num_bytes), formula=formula)
+    if units is None or not units.layers or inputs.accumulates or isinstance(term.bytes_at, int):
+        return term
+    done = units.after(lambda layer: layer.shard)
+    each = num_bytes / max(1, sum(layer.shard for layer in units.layers) + units.root.shard)
+    at = (
+        round(each * done[moment.segment])
+        if moment.phase is Phase.BACKWARD and isinstance(moment.segment, int)
+        else usual
+        for moment, usual in zip(inputs.timeline, term.bytes_at, strict=True)
+    )
+    return replace(term, bytes_at=tuple(at))

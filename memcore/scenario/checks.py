@@ -104,6 +104,10 @@ def _check_optimizer(scenario: "Scenario") -> None:
 
 def _check_offload(scenario: "Scenario") -> None:
     offload, parallelism = scenario.offload, scenario.parallelism
+    optimizer = scenario.recipe.optimizer
+    if scenario.fsdp2_config.cpu_offload and (optimizer.bits == 8 or optimizer.paged):
+        message = _("{field} is set, but {name} of 8 bits, or paged, runs on a GPU alone.")
+        raise refuse("engine_config.cpu_offload", message, name=optimizer.name.value)
     if offload.activations is not Device.NONE:
         raise refuse("offload.activations", _("{field} is cpu; only none is predicted so far."))
     stage, engine = parallelism.zero_stage or 0, parallelism.engine.value
@@ -117,7 +121,7 @@ def _check_offload(scenario: "Scenario") -> None:
         if stage < needed:
             message = _("{field} is {value}, which needs ZeRO stage {needed} or above; the stage is {stage}.")
             raise refuse(f"offload.{name}", message, value=device, needed=needed, stage=stage)
-    if offload.optimizer is not Device.NONE and scenario.recipe.optimizer.bits == 8:
+    if offload.optimizer is not Device.NONE and optimizer.bits == 8:
         message = _(
             "{field} is {value}, but DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32."
         )

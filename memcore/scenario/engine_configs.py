@@ -41,9 +41,11 @@ class DeepSpeedConfig(Part):
 
 class Fsdp2Config(Part):
     """How FSDP2 is applied, a unit per decoder layer. Without `reshard_after_forward` a layer stays gathered from
-    its forward to its backward."""
+    its forward to its backward. `cpu_offload`: torch's CPUOffloadPolicy, which keeps shards, their gradients and
+    optimizer states on the host."""
 
     reshard_after_forward: bool = True
+    cpu_offload: bool = False
 
 
 class DdpConfig(Part):

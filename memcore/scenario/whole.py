@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from memcore.scenario.checks import check
-from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, ZeroConfig
+from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import Part
 from memcore.scenario.filling import engine_config_of, filled_parallelism
 from memcore.scenario.parts import Hardware, Model, Offload, Parallelism, Recipe, Workload
@@ -47,3 +47,8 @@ class Scenario(Part):
         """DeepSpeed's settings, its defaults where none were given."""
         config = self.engine_config
         return config.zero_optimization if isinstance(config, DeepSpeedConfig) else ZeroConfig()
+
+    @property
+    def fsdp2_config(self) -> Fsdp2Config:
+        """FSDP2's settings, its defaults where none were given."""
+        return self.engine_config if isinstance(self.engine_config, Fsdp2Config) else Fsdp2Config()

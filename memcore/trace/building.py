@@ -18,6 +18,7 @@ from memcore.configs import SHAPE_NAMES
 from memcore.counting import build_model, is_vision, load_config, setting
 from memcore.trace import kernels
 from memcore.trace.plan import Plan, make_plan, thin_out
+from memcore.trace.recorder import local_tensor
 from memcore.trace.request import Adapters, Request
 from memcore.trace.units import Unit
 
@@ -46,10 +47,12 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
     config._attn_implementation = IMPLEMENTATIONS[attention]  # noqa: SLF001  told before a model is built
     config.use_cache = False
     with kernels.flash_taken(config) if attention == "flash" else nullcontext():
-        model = build_model(config, dtype=torch.float32 if request.autocast else DTYPES[request.dtype])
+        model = build_model(config, dtype=_stored(request))
     positions = setting(model.config.get_text_config(), SHAPE_NAMES["max_positions"], int)
     has_table = _has_table(model, positions)
-    plan = make_plan(model, request.checkpointing, full_depth=request.full_depth)
+    plan = make_plan(
+        model, request.checkpointing, full_depth=request.full_depth, neighbours=request.sharding is not None
+    )
 
     def unit(place: int, layers: list[nn.Module], recompute: bool) -> nn.Module:
         saved = plan.saved_operations
@@ -66,6 +69,13 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
         has_table=has_table,
         text_alone=config is not whole,
     )
+
+
+def _stored(request: Request) -> torch.dtype:
+    """The dtype in which the model's weights are kept."""
+    if request.sharding is not None:
+        return DTYPES[request.sharding.param_dtype]
+    return torch.float32 if request.autocast else DTYPES[request.dtype]
 
 
 def _adapt(model: Any, adapters: Adapters, *, checkpointed: bool) -> None:
@@ -142,11 +152,12 @@ def _plain(path: str) -> str:
 
 
 def trained_shapes(built: Built) -> list[tuple[tuple[int, ...], int]]:
-    """The shape of each trained parameter that is left, in order, and how many the whole model has in its place."""
+    """The shape of each trained parameter that is left, or of this rank's shard of it, in order, and how many the
+    whole model has in its place."""
     counts = Counter(built.plan.order)
     places = {id(p): place for place, unit in enumerate(built.plan.layers) for p in unit.parameters()}
     return [
-        (tuple(parameter.shape), counts[places[id(parameter)]] if id(parameter) in places else 1)
+        (tuple(local_tensor(parameter).shape), counts[places[id(parameter)]] if id(parameter) in places else 1)
         for parameter in built.model.parameters()
         if parameter.requires_grad
     ]

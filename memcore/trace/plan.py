@@ -5,6 +5,7 @@ Worker processes only: imports torch and transformers.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from torch import nn
@@ -42,14 +43,19 @@ class Plan:
         return sum(len(self.units[unit]) for unit in self.picked)
 
 
-def make_plan(model: nn.Module, checkpointing_kind: str, *, full_depth: bool) -> Plan:
-    """Which of a model's layers to run. Raises UserError for a model without a list of layers."""
+def make_plan(model: nn.Module, checkpointing_kind: str, *, full_depth: bool, neighbours: bool = False) -> Plan:
+    """Which of a model's layers to run. `neighbours`: a layer's step depends on the sizes of the layers beside it, as
+    it does where they are gathered one after the other. Raises UserError for a model without a list of layers."""
     layers = _decoder_layers(model)
     wanted = checkpointing(checkpointing_kind, len(layers))
     units = _units(wanted)
     recomputed = tuple(wanted.groups[unit[0]] is not None for unit in units)
     likes = [_like(layers[index], lists) for index, lists in enumerate(_by_layer(model, len(layers)))]
-    kinds = [(tuple(likes[i] for i in unit), again) for unit, again in zip(units, recomputed, strict=True)]
+    kinds: list[Any] = [(tuple(likes[i] for i in unit), again) for unit, again in zip(units, recomputed, strict=True)]
+    if neighbours:
+        beside = _beside(units, [sum(p.numel() for p in layer.parameters()) for layer in layers])
+        kinds = list(zip(kinds, beside, strict=True))
+        full_depth = full_depth or not _same_beside(beside, _pick(kinds))
     picked = tuple(range(len(units))) if full_depth else _pick(kinds)
     return Plan(
         layers=layers,
@@ -119,6 +125,20 @@ def _settings(module: nn.Module) -> tuple[tuple[str, Any], ...]:
     """A module's own switches and names; its number is none of them, nor are figures that may follow from it."""
     return tuple(
         (name, value) for name, value in vars(module).items() if isinstance(value, bool | str) and name != "training"
+    )
+
+
+def _beside(units: Sequence[tuple[int, ...]], sizes: Sequence[int]) -> list[tuple[int, int, int, int]]:
+    """For each unit the sizes of the layer before it, of its first and last, and of the layer after it."""
+    ends = [(sizes[unit[0]], sizes[unit[-1]]) for unit in units]
+    before, after = [0, *(last for _first, last in ends[:-1])], [*(first for first, _last in ends[1:]), 0]
+    return [(left, *own, right) for left, own, right in zip(before, ends, after, strict=True)]
+
+
+def _same_beside(beside: Sequence[tuple[int, int, int, int]], picked: Sequence[int]) -> bool:
+    """Whether the picked units have next to them, among themselves, what they have in the model."""
+    return all(
+        beside[left][3] == beside[right][1] and beside[right][0] == beside[left][2] for left, right in pairwise(picked)
     )
 
 

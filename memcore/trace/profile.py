@@ -24,7 +24,8 @@ class ActivationProfile:
     """Bytes alive beside weights, gradients and optimizer states, at the fullest instant of each moment.
 
     The moments are the forward of each layer, the loss, and the backward of each layer from the last to the first:
-    2 `num_layers` + 1. A parameter's gradient is a state from the moment it is taken.
+    2 `num_layers` + 1. Of an engine that shards (`sharded`) one more: what is reduced after the backward. A
+    parameter's gradient is a state from the moment it is taken.
     `with_gradients`: for each moment the most bytes at any of its instants with all gradients kept, in their
     parameters' dtype, as a plain training loop does. `optimizer_step_bytes`: what the optimizer makes for a moment,
     None where its step was not traced; `trained_bytes`: those of one value of a trained parameter. `kernels` says
@@ -41,6 +42,7 @@ class ActivationProfile:
     attention: str
     num_layers: int
     traced_layers: int
+    sharded: bool
     versions: str
     notes: tuple[str, ...] = ()
 
@@ -65,8 +67,9 @@ def profile_of(tape: Tape, kernels: str, notes: Sequence[str]) -> ActivationProf
     """The tape's changes over all layers of the model."""
     replayed = replay(tape)
     num_units = len(tape.unit_sizes)
-    sizes = [*tape.unit_sizes, 1, *reversed(tape.unit_sizes)]
-    assert len(replayed.alive) == 2 * num_units + 1 == len(sizes), "a moment for each unit's forward and backward"
+    sharded = "reduce" in tape.segments
+    sizes = [*tape.unit_sizes, 1, *reversed(tape.unit_sizes), *([1] if sharded else [])]
+    assert len(replayed.alive) == 2 * num_units + 1 + sharded, "a moment for each unit's forward and backward"
 
     def spread(moments: Iterable[int]) -> tuple[int, ...]:
         """Each unit's figure for each of its layers."""
@@ -86,6 +89,7 @@ def profile_of(tape: Tape, kernels: str, notes: Sequence[str]) -> ActivationProf
         attention=tape.attention,
         num_layers=sum(tape.unit_sizes),
         traced_layers=tape.traced_layers,
+        sharded=sharded,
         versions=tape.versions,
         notes=tuple(notes),
     )
@@ -114,7 +118,16 @@ def load_profile(data: Mapping[str, Any]) -> ActivationProfile:
     )
 
 
-_PLAIN = ("optimizer_step_bytes", "trained_bytes", "kernels", "attention", "num_layers", "traced_layers", "versions")
+_PLAIN = (
+    "optimizer_step_bytes",
+    "trained_bytes",
+    "kernels",
+    "attention",
+    "num_layers",
+    "traced_layers",
+    "sharded",
+    "versions",
+)
 
 
 def _runs(figures: tuple[int, ...]) -> list[list[int]]:

@@ -37,6 +37,11 @@ _current_node: Callable[[], Any] = torch._C._current_autograd_node  # noqa: SLF0
 _next_number: Callable[[], int] = torch._C._autograd._get_sequence_nr  # noqa: SLF001
 
 
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's shard of a sharded tensor; any other as it is."""
+    return getattr(tensor, "_local_tensor", tensor)
+
+
 @dataclass(slots=True)
 class Change:
     """Bytes taken (or given back, where negative) in a segment of the step, by a module. `storage` numbers the
@@ -58,12 +63,20 @@ class Recorder(TorchDispatchMode):
     Python lets go of it, which for fake tensors is when the allocator would.
 
     `known`: storages that are not counted (weights, buffers and input). `hidden`: see there. `paths` names the
-    modules; in a backward the module is the one whose forward made the autograd node that runs.
+    modules; in a backward the module is the one whose forward made the autograd node that runs. `wrappers`: tensor
+    classes whose operations come again as operations on the plain tensors within.
     """
 
-    def __init__(self, known: list[torch.Tensor], hidden: Hidden, paths: Mapping[int, str]) -> None:
+    def __init__(
+        self,
+        known: list[torch.Tensor],
+        hidden: Hidden,
+        paths: Mapping[int, str],
+        wrappers: tuple[type[torch.Tensor], ...] = (),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._known = {tensor.untyped_storage()._cdata for tensor in known}  # noqa: SLF001  a storage's identity
+        self._wrappers = wrappers
+        self._known = {local_tensor(tensor).untyped_storage()._cdata for tensor in known}  # noqa: SLF001  its identity
         self._hidden = hidden
         self._paths = paths
         self._running: list[str] = []
@@ -76,6 +89,9 @@ class Recorder(TorchDispatchMode):
         self.changes: list[Change] = []
         # The storages that are, or become, parameters' gradients.
         self.gradients: set[int] = set()
+        # The category and module of storages that are told, not found.
+        self.told: dict[int, tuple[str, str]] = {}
+        self._telling: tuple[str, str] | None = None
         # The number of changes when the backward began.
         self.forward_changes = 0
         # For a sum made in the backward the older of its operands: a gradient that waited for the other.
@@ -105,6 +121,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operation, then count the storages that are new among its results."""
+        if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
+            return NotImplemented
         # Torch asks every fake tensor for its device, twice as often as it computes.
         if func is _DEVICE:
             return args[0].fake_device
@@ -150,12 +168,17 @@ class Recorder(TorchDispatchMode):
         size = storage.nbytes()
         if not size:
             return None
+        self._take(key, size, module)
+        weakref.finalize(storage, self._free, key, size, module)
+        return self.changes[-1]
+
+    def _take(self, key: int, size: int, module: str) -> None:
         number = self._next
         self._next += 1
         self._alive[key] = number
-        weakref.finalize(storage, self._free, key, number, size, module)
         self.changes.append(Change(self.segment, number, size, module, recomputed=torch.is_grad_enabled()))
-        return self.changes[-1]
+        if self._telling is not None:
+            self.told[number] = self._telling
 
     def _expect_in_place(self, operand: torch.Tensor, taken: Change) -> None:
         """The result is in the operand's place if the operand goes before the next operation: nobody held it. A view
@@ -172,8 +195,10 @@ class Recorder(TorchDispatchMode):
         if numbers and taken.storage is not None:
             self._waited[taken.storage] = min(numbers)
 
-    def _free(self, key: int, number: int, size: int, module: str) -> None:
-        self._alive.pop(key, None)
+    def _free(self, key: int, size: int, module: str) -> None:
+        number = self._alive.pop(key, None)
+        if number is None:
+            return
         if self._succeeded is not None and self._succeeded[0] == number:
             _number, taken = self._succeeded
             assert taken.storage is not None
@@ -184,13 +209,47 @@ class Recorder(TorchDispatchMode):
         number = self._same_as.get(number, number)
         self.changes.append(Change(self.segment, number, -size, module))
 
+    def before_resize(self, tensor: torch.Tensor) -> None:
+        """A tensor's storage is given back, or taken anew, while the tensor stays."""
+        storage = tensor.untyped_storage()
+        number = self._alive.pop(storage._cdata, None)  # noqa: SLF001
+        if number is not None:
+            self.changes.append(Change(self.segment, number, -storage.nbytes(), self._module()))
+
+    def after_resize(self, tensor: torch.Tensor) -> None:
+        """The same, done: it counts as another storage from here on."""
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            self._take(storage._cdata, storage.nbytes(), self._module())  # noqa: SLF001
+
+    def for_a_moment(self, num_bytes: int) -> None:
+        """So many bytes are taken, and given back at once."""
+        module = self._module()
+        for size in (num_bytes, -num_bytes):
+            self.changes.append(Change(self.segment, None, size, module))
+
+    @contextmanager
+    def telling(self, category: str, module: str) -> Iterator[None]:
+        """What is taken inside the block is of that category and module."""
+        before, self._telling = self._telling, (category, module)
+        try:
+            yield
+        finally:
+            self._telling = before
+
+    def tell(self, tensor: torch.Tensor, category: str, module: str) -> None:
+        """A tensor's storage is of that category and module."""
+        number = self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        if number is not None:
+            self.told[self._same_as.get(number, number)] = (category, module)
+
     def begin_backward(self) -> None:
         """From here on gradients are states."""
         self.forward_changes = len(self.changes)
 
     def is_gradient(self, tensor: torch.Tensor | None) -> None:
         """Mark a parameter's gradient: a state, not an activation."""
-        number = None if tensor is None else self._alive.get(tensor.untyped_storage()._cdata)  # noqa: SLF001
+        number = None if tensor is None else self._alive.get(local_tensor(tensor).untyped_storage()._cdata)  # noqa: SLF001
         while number is not None:
             self.gradients.add(self._same_as.get(number, number))
             # A tied weight's gradient from the head waits through the backward for the embedding's.

@@ -12,7 +12,8 @@ from memcore.trace.tape import GRADIENTS, Tape
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Replayed:
-    """A step's moments in order: the forward of each unit, the loss, the backward of each unit from the last.
+    """A step's moments in order: the forward of each unit, the loss, the backward of each unit from the last; and what
+    is reduced after it, of an engine that shards.
 
     `alive[m]`: bytes by the tape's keys at the fullest instant of moment m, gradients aside. `with_gradients[m]`: the
     most bytes at any of its instants with the gradients made so far.
@@ -71,15 +72,20 @@ def _runs(tape: Tape) -> list[tuple[str, _Run]]:
     forwards, last = [once(f"forward {unit}") for unit in units], [once(f"backward {unit}") for unit in units]
     # What all units share, such as rotary tables, is given back by the last of them alone.
     earlier = [once(f"backward {unit}", keep=lambda index: _born_in(tape, index) != "before") for unit in units]
-    # What units leave behind for the end of the forward, such as autocast's copies, is given back for each of them.
-    times = {f"forward {unit}": tape.order.count(unit) for unit in units}
-    loss = tuple((index, times.get(_born_in(tape, index), 1)) for index in named.get("loss", []))
+    # What units leave behind for the end of the forward, such as autocast's copies, or of the backward, such as what
+    # groups of ranks reduce together, is given back for each of them.
+    times = {f"{what} {unit}": tape.order.count(unit) for unit in units for what in ("forward", "backward")}
+
+    def of_all(segment: str) -> _Run:
+        return tuple((index, times.get(_born_in(tape, index), 1)) for index in named.get(segment, []))
+
     back = [last[unit] if tape.order.index(unit) == place else earlier[unit] for place, unit in enumerate(tape.order)]
     return [
         ("forward[0]", once("before", f"forward {tape.order[0]}")),
         *((f"forward[{place}]", forwards[unit]) for place, unit in enumerate(tape.order) if place),
-        ("loss", loss),
+        ("loss", of_all("loss")),
         *((f"backward[{place}]", back[place]) for place in reversed(range(len(back)))),
+        *([("reduce", of_all("reduce"))] if "reduce" in named else []),
     ]
 
 

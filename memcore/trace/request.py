@@ -12,8 +12,8 @@ from memcore.recipes import Convention, ConventionName
 from memcore.scenario import Lora, Method, Quantization, Scenario, Workload, parse_scenario
 from memcore.states import precision_of
 
-# Their optimizers step on the model's own tensors, whole; the others' on slices.
-WHOLE_TENSORS = (EngineName.SINGLE, EngineName.DDP)
+# Their optimizers step on the model's own tensors, whole, or on a shard of each; the others' on flat slices.
+OWN_TENSORS = (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP2)
 # Their steps run on fake tensors; Adafactor's asks for a tensor's value.
 _STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
 
@@ -41,6 +41,19 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Sharding:
+    """FSDP2 among `shard` ranks, in `replicate` groups that hold the same: shards are kept in `param_dtype`, gradients
+    reduced in `reduce_dtype`. `cpu_offload`: shards, their gradients and optimizer states are on the host."""
+
+    shard: int
+    replicate: int
+    reshard_after_forward: bool
+    param_dtype: str
+    reduce_dtype: str
+    cpu_offload: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which
     with `autocast` is not the weights', FP32. `loss` "unfused", "chunked", "fused" or "none" (the decoder alone).
@@ -58,6 +71,7 @@ class Request:
     autocast: bool = False
     adapters: Adapters | None = None
     step: Step | None = None
+    sharding: Sharding | None = None
     kernels: str = "cuda"
     full_depth: bool = False
 
@@ -70,6 +84,8 @@ def read_request(payload: Mapping[str, Any]) -> Request:
         given["adapters"] = Adapters(**{**given["adapters"], "targets": targets})
     if given.get("step"):
         given["step"] = Step(**given["step"])
+    if given.get("sharding"):
+        given["sharding"] = Sharding(**given["sharding"])
     return Request(**given)
 
 
@@ -92,6 +108,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST,
         adapters=_adapters(scenario, convention),
         step=_step(scenario, convention),
+        sharding=_sharding(scenario, convention),
     )
     return asdict(request)
 
@@ -105,7 +122,7 @@ def catalogue_requests() -> Iterator[dict[str, Any]]:
             workload = {"seq_len": min(Workload().seq_len, longest or Workload().seq_len)}
             request = trace_request(parse_scenario({"model": {"name": name}, "workload": workload}))
             assert isinstance(request, dict), "it has a config"
-            # By an engine that shards: without the optimizer's step.
+            # By an engine that divides a flat group: without the optimizer's step.
             yield {**request, "step": None}
 
 
@@ -128,9 +145,9 @@ def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:
 def _step(scenario: Scenario, convention: Convention) -> Step | None:
     """The optimizer's step where it is one of torch's and acts on the model's own tensors or their master copies."""
     optimizer = scenario.recipe.optimizer
-    if scenario.parallelism.engine not in WHOLE_TENSORS or optimizer.name not in _STEPPED:
+    if scenario.parallelism.engine not in OWN_TENSORS or optimizer.name not in _STEPPED:
         return None
-    if optimizer.bits == 8 or optimizer.paged:
+    if optimizer.bits == 8 or optimizer.paged or scenario.fsdp2_config.cpu_offload:
         return None
     updated = convention.master_dtype or convention.param_dtype
     if scenario.recipe.method is not Method.FULL:
@@ -142,6 +159,20 @@ def _step(scenario: Scenario, convention: Convention) -> Step | None:
         implementation=optimizer.implementation or ENGINE_OPTIONS[scenario.parallelism.engine].default_implementation,
         momentum=optimizer.momentum,
         dtype=updated.value,
+    )
+
+
+def _sharding(scenario: Scenario, convention: Convention) -> Sharding | None:
+    parallelism, config = scenario.parallelism, scenario.fsdp2_config
+    if parallelism.engine is not EngineName.FSDP2:
+        return None
+    return Sharding(
+        shard=parallelism.dp_shard,
+        replicate=parallelism.dp_replicate,
+        reshard_after_forward=config.reshard_after_forward,
+        param_dtype=convention.param_dtype.value,
+        reduce_dtype=convention.reduce_dtype.value,
+        cpu_offload=config.cpu_offload,
     )
 
 

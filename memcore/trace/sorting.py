@@ -3,17 +3,25 @@
 Worker processes only, like the recorder.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from memcore.trace.recorder import Change
-from memcore.trace.tape import GRADIENTS, Tape
+from memcore.trace.tape import GRADIENTS, HOST, Tape
 
 
-def tape_of(changes: Sequence[Change], gradients: Collection[int], forward_changes: int, **about: Any) -> Tape:
+def tape_of(
+    changes: Sequence[Change],
+    gradients: Collection[int],
+    forward_changes: int,
+    told: Mapping[int, tuple[str, str]],
+    **about: Any,
+) -> Tape:
     """The changes as a tape. `gradients` are the storages of parameters' gradients: of what a fused loss makes of them
-    in the forward, the first `forward_changes`, they are the loss's. `about` are the tape's other fields."""
-    owners = _owners(changes)
+    in the forward, the first `forward_changes`, they are the loss's. `told`: categories and modules that are known of
+    storages, those on the host left out. `about` are the tape's other fields."""
+    owners = {**_owners(changes), **told}
+    host = {number for number, (category, _module) in told.items() if category == HOST}
     states = dict.fromkeys(gradients, (GRADIENTS, ""))
     segments: dict[str, int] = {}
     keys: dict[tuple[str, str], int] = {}
@@ -27,6 +35,8 @@ def tape_of(changes: Sequence[Change], gradients: Collection[int], forward_chang
 
     for index, change in enumerate(changes):
         number = change.storage
+        if number in host:
+            continue
         if index == forward_changes:
             for early in [each for each in changes[:index] if each.storage in states]:
                 add(early, owners[early.storage or 0], -early.num_bytes)

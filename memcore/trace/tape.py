@@ -10,7 +10,11 @@ from typing import Any
 
 # Kinds of storage. Parameters' gradients are states; the engine shares those out.
 GRADIENTS = "gradients"
-CATEGORIES = ("saved", "recomputed", "temporary", "loss", "weight_casts")
+# Of an engine that shards: parameters put together from all ranks, and gradients on their way to them.
+GATHERED, REDUCED = "gathered", "reduced"
+# On the host: not on a tape.
+HOST = "host"
+CATEGORIES = ("saved", "recomputed", "temporary", "loss", "weight_casts", GATHERED, REDUCED)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,9 +22,9 @@ class Tape:
     """Changes of a traced step in order, `changes[i]` bytes taken (or given back, where negative).
 
     `places[i]` is the place of change i in `segments`, which are named "before", "forward p", "loss" and "backward
-    p" for the p-th unit that ran; `owners[i]` its place in `keys`, pairs of category and module; `born[i]` the place of
-    the segment in which the storage was taken. `rounded[i]`: its bytes follow the sequence length rounded up to a
-    kernel's block.
+    p" for the p-th unit that ran, and "reduce" for what an engine that shards reduces last; `owners[i]` its place in
+    `keys`, pairs of category and module; `born[i]` the place of the segment in which the storage was taken.
+    `rounded[i]`: its bytes follow the sequence length rounded up to a kernel's block.
 
     A unit is what is recomputed together: a layer, or a segment of layers. `order[i]` is the unit that ran which
     unit i of the model is like, `unit_sizes[i]` the layers in it. `optimizer_step_bytes` is what the optimizer makes

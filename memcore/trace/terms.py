@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memcore.engines.base import is_update
-from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, by_layer, during, product
+from memcore.terms import Category, EvidenceKind, Formula, Term, Timeline, during, product
 from memcore.trace.profile import ActivationProfile
-from memcore.trace.tape import CATEGORIES
+from memcore.trace.tape import CATEGORIES, GATHERED, REDUCED
 
 _NAMES = {
     "saved": ("saved_activations", Category.ACTIVATIONS, r"A_{saved}"),
@@ -14,7 +14,11 @@ _NAMES = {
     "temporary": ("layer_temporaries", Category.ACTIVATIONS, r"A_{moment}"),
     "weight_casts": ("weight_casts", Category.ACTIVATIONS, r"W_{cast}"),
     "loss": ("logits_loss", Category.LOSS, r"A_{loss}"),
+    GATHERED: ("gathered_parameters", Category.COMMUNICATION, r"P_{gathered}"),
+    REDUCED: ("reduced_gradients", Category.COMMUNICATION, r"G_{reduced}"),
 }
+# What a trace says of an engine that shards, in place of the engine's own terms.
+SHARDED_TERMS = tuple(_NAMES[category][0] for category in (GATHERED, REDUCED))
 
 
 def profile_terms(profile: ActivationProfile, timeline: Timeline) -> list[Term]:
@@ -47,14 +51,15 @@ def settle_states(
 def _gradients(term: Term, profile: ActivationProfile, timeline: Timeline) -> Term:
     """What is alive at a moment's fullest instant with gradients, less the activations of its fullest without."""
     assert not isinstance(term.bytes_at, int), "gradients grow through the backward"
-    layers = profile.num_layers
     grown = [most - alive for most, alive in zip(profile.with_gradients, profile.totals, strict=True)]
-    traced = by_layer(timeline, [0] * layers, grown[layers], grown[:layers:-1])
-    at = tuple(
-        traced[index] if moment.phase is Phase.LOSS or isinstance(moment.segment, int) else term.bytes_at[index]
-        for index, moment in enumerate(timeline)
-    )
+    traced, covered = _over(grown, profile, timeline), len(profile.totals)
+    at = tuple(traced[index] if 0 < index <= covered else each for index, each in enumerate(term.bytes_at))
     return replace(term, bytes_at=at, source=traced_source(profile), evidence=EvidenceKind.TRACE)
+
+
+def _over(figures: Sequence[int], profile: ActivationProfile, timeline: Timeline) -> tuple[int, ...]:
+    """A figure for each of the profile's moments, which follow the first of the step; nothing at the others."""
+    return (0, *figures, *[0] * (len(timeline) - 1 - len(profile.totals)))
 
 
 def _transient(name: str, num_bytes: int, profile: ActivationProfile, timeline: Timeline) -> Term:
@@ -80,8 +85,7 @@ def traced_source(profile: ActivationProfile) -> str:
 
 def _term(profile: ActivationProfile, category: str, timeline: Timeline) -> Term:
     name, kind, symbols = _NAMES[category]
-    figures, layers = profile.of(category), profile.num_layers
-    bytes_at = by_layer(timeline, figures[:layers], figures[layers], figures[:layers:-1])
+    bytes_at = _over(profile.of(category), profile, timeline)
     return Term(
         name=name,
         category=kind,

@@ -5,15 +5,17 @@ Worker processes only: imports torch and transformers.
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.trace import kernels
+from memcore.trace import kernels, sharding
 from memcore.trace.autocasting import cuda_lists
 from memcore.trace.building import DTYPES, Built, build, make_fake, trained_shapes
 from memcore.trace.limits import check_sizes, positions_notes
@@ -71,6 +73,7 @@ def _record(request: Request, attention: str) -> Tape:
     built = build(request, attention, tags.tagger)
     positions_notes(built.positions, built.has_table, request.seq_len)
     with ExitStack() as stack:
+        mesh = stack.enter_context(sharding.ranks(request.sharding)) if request.sharding else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         make_fake(built.model, DTYPES[request.adapters.dtype] if request.adapters else None)
         stack.enter_context(kernels.grouped_products())
@@ -79,7 +82,7 @@ def _record(request: Request, attention: str) -> Tape:
             stack.enter_context(cuda_lists())
         if built.plan.attention_only:
             stack.enter_context(kernels.recomputed_attention())
-        tape = _run(built, tags, request, attention)
+        tape = _run(built, tags, request, attention, mesh)
     if FakeTensorMode.cache_info().size > _MOST_CACHED_SHAPES:
         FakeTensorMode.cache_clear()
     return tape
@@ -99,6 +102,11 @@ class _Tags:
         if self.recorder is not None:
             self.recorder.begin_backward()
 
+    def reduce(self) -> None:
+        """The backward of all units is done."""
+        assert self.recorder is not None, "it is told of a run"
+        self.recorder.segment, self.recorder.next_segment = "reduce", None
+
     def tagger(self, place: int) -> Callable[[str], None]:
         """The tag function of the unit at that place."""
 
@@ -117,26 +125,36 @@ class _Tags:
         return tag
 
 
-def _run(built: Built, tags: _Tags, request: Request, attention: str) -> Tape:
-    """Run the step and return what was recorded."""
+def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any) -> Tape:
+    """Run the step and return what was recorded. `mesh`: the ranks, None for one."""
     model, plan = built.model, built.plan
     tokens = torch.zeros((request.micro_batch, request.seq_len), dtype=torch.int64)
+    root = sharding.Root(model, partial(_forward, model, request))
+    if request.sharding is not None:
+        sharding.shard(root, request.sharding, None if request.autocast else request.dtype, mesh)
     hidden = kernels.cuda_hidden if request.kernels == "cuda" else kernels.cpu_hidden
-    recorder = Recorder([*model.parameters(), *model.buffers(), tokens], hidden, built.paths)
+    known = [*model.parameters(), *model.buffers(), tokens]
+    paths = {**built.paths, id(root): "loss"}
+    recorder = Recorder(known, hidden, paths, sharding.WRAPPERS if request.sharding else ())
     tags.recorder, tags.last = recorder, len(plan.picked) - 1
     # The hooks know the recorder alone: one that knew the model would keep it alive for good, since the garbage
     # collector cannot see that a parameter holds its hook.
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(lambda trained: recorder.is_gradient(trained.grad))
-    with recorder.recording():
-        _step(model, tokens, tags, request)
+    with ExitStack() as stack:
+        if request.sharding is not None:
+            on_cpu = request.kernels == "cpu"
+            stack.enter_context(sharding.observed(root, recorder, tags.reduce, on_cpu=on_cpu))
+        stack.enter_context(recorder.recording())
+        _step(root, tokens, tags, request)
     dtype = DTYPES[request.step.dtype] if request.step else torch.float32
     transient = step_transient(trained_shapes(built), request.step, dtype) if request.step else None
     return tape_of(
         recorder.changes,
         recorder.gradients,
         recorder.forward_changes,
+        recorder.told,
         order=plan.order,
         unit_sizes=tuple(len(unit) for unit in plan.units),
         traced_layers=plan.traced_layers,
@@ -150,16 +168,19 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str) -> Tape:
     )
 
 
-def _step(model: Any, tokens: torch.Tensor, tags: _Tags, request: Request) -> None:
-    """Forward, loss and backward."""
+def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    """The loss, or the decoder's hidden states; and what else a training loop may hold."""
     with torch.autocast("cpu", DTYPES[request.dtype]) if request.autocast else nullcontext():
         if request.loss == "none":
-            result = hidden_of(model, tokens)
-            gradient = torch.empty_like(result)
-        else:
-            result, outputs = loss_of(model, tokens, request.loss)
-            gradient = None
-            if not request.logits_retained:
-                del outputs
+            return hidden_of(model, tokens), None
+        return loss_of(model, tokens, request.loss)
+
+
+def _step(root: nn.Module, tokens: torch.Tensor, tags: _Tags, request: Request) -> None:
+    """Forward, loss and backward."""
+    result, outputs = root(tokens)
+    gradient = torch.empty_like(result) if request.loss == "none" else None
+    if not request.logits_retained:
+        del outputs
     tags.begin_backward()
     torch.autograd.backward(result, gradient)

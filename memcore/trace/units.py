@@ -89,6 +89,11 @@ class Unit(nn.Module):
         self._tag("between")
         return result
 
+    def before_backward(self, begin: Callable[..., None], *args: Any) -> None:
+        """The unit's backward begins with what `begin` does."""
+        self._tag("backward")
+        begin(*args)
+
     def _run(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result: Any = hidden
         for layer in self.layers:

@@ -1,0 +1,105 @@
+"""What FSDP2 gathers and reduces together: the sizes of its units, and of a rank's shard of a tensor.
+
+Source: torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param: ranks share out a tensor's rows,
+and where they do not divide them each has as many as the first, padding included.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from memcore.engines.base import Inputs
+from memcore.models import Inventory, Role, Tensor
+from memcore.recipes import ConventionName
+from memcore.scenario import Lora, Method
+from memcore.states import is_quantised, lora_tensors
+from memcore.units import ceil_div
+
+
+def shard_values(tensor: Tensor, ranks: int) -> int:
+    """Values of a tensor on one of `ranks` ranks, padding included."""
+    return ceil_div(tensor.shape[0], ranks) * (tensor.numel // tensor.shape[0])
+
+
+def trained_tensors(inputs: Inputs) -> tuple[Tensor, ...]:
+    """The trained tensors; none where the model's are not known."""
+    recipe = inputs.scenario.recipe
+    if inputs.inventory is None:
+        return ()
+    if recipe.method is Method.FULL:
+        return tuple(inputs.inventory.tensors())
+    return lora_tensors(inputs.inventory, recipe.lora or Lora())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """Bytes of what is gathered together: `gathered` parameters in the computation's dtype, `gradients` whole ones,
+    `reduced` the buffer that these are reduced in; `shard` trained values on this rank."""
+
+    gathered: int = 0
+    gradients: int = 0
+    reduced: int = 0
+    shard: int = 0
+
+    def with_(self, other: "Unit") -> "Unit":
+        """Both as one."""
+        return Unit(
+            gathered=self.gathered + other.gathered,
+            gradients=self.gradients + other.gradients,
+            reduced=self.reduced + other.reduced,
+            shard=self.shard + other.shard,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Units:
+    """A unit per decoder layer, and the root's. `head_gradients`: of what follows the layers, in bytes."""
+
+    layers: tuple[Unit, ...]
+    root: Unit
+    head_gradients: int
+
+    def after(self, of: Callable[[Unit], int]) -> tuple[int, ...]:
+        """For each layer a figure's sum over those after it, whose backward is done before."""
+        sums = accumulate(map(of, reversed(self.layers)), initial=0)
+        return tuple(reversed(list(sums)[:-1]))
+
+
+def units_of(inputs: Inputs, inventory: Inventory) -> Units:
+    """The units of a model. Adapters are counted in equal parts to all layers."""
+    full = inputs.scenario.recipe.method is Method.FULL
+    layers = [_unit(inputs, layer.tensors, trained=full) for layer in inventory.layers]
+    if not full:
+        adapters = _unit(inputs, trained_tensors(inputs), trained=True)
+        count = max(1, len(layers))
+        each = Unit(**{name: getattr(adapters, name) // count for name in Unit.__dataclass_fields__})
+        layers = [layer.with_(each) for layer in layers]
+    outside = [block for block in inventory.blocks if block.layer is None]
+    last = max((place for place, block in enumerate(inventory.blocks) if block.layer is not None), default=-1)
+    after = [tensor for block in inventory.blocks[last + 1 :] for tensor in block.tensors]
+    if inventory.tied:
+        after += [tensor for tensor in inventory.tensors() if tensor.role is Role.EMBEDDING]
+    return Units(
+        layers=tuple(layers),
+        root=_unit(inputs, [tensor for block in outside for tensor in block.tensors], trained=full),
+        head_gradients=_unit(inputs, after, trained=full).gradients,
+    )
+
+
+def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool) -> Unit:
+    """The unit of some tensors, all or none of them trained."""
+    ranks, convention = inputs.ranks, inputs.states.precision.convention
+    stored = (inputs.states.trained_as if trained else convention).param_dtype
+    # Autocast casts what was gathered, layer by layer.
+    autocast = inputs.scenario.recipe.convention is ConventionName.AMP_AUTOCAST
+    computed = stored if autocast else convention.compute_dtype
+    packed = [t for t in tensors if inputs.scenario.recipe.method is Method.QLORA and not trained and is_quantised(t)]
+    plain = [tensor for tensor in tensors if tensor not in packed]
+    shard = sum(shard_values(tensor, ranks) for tensor in plain)
+    packed_shard = sum(ceil_div(tensor.numel, 2 * ranks) for tensor in packed)
+    return Unit(
+        gathered=ranks * (shard * computed.size + packed_shard),
+        gradients=sum(tensor.numel for tensor in tensors) * computed.size if trained else 0,
+        reduced=ranks * shard * convention.reduce_dtype.size if trained else 0,
+        shard=shard if trained else 0,
+    )
