@@ -1,4 +1,4 @@
-"""The proof by the real engine as users meet it, on the ZeRO and buffers pages: pytest tests/pages/test_verifying_page.py
+"""The proof by the real engine as users meet it. Run: pytest tests/pages/test_verifying_page.py
 
 One proof is real; what the others measured is made up.
 """

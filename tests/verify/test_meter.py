@@ -93,7 +93,7 @@ def test_what_is_made_within_a_collective_is_the_backends(library: Path):
         """
 class Module:
     @staticmethod
-    def all_reduce(): return torch.empty(500)
+    def all_reduce(async_op=False): return torch.empty(500)
 meter.mark_collectives(Module)
 kept = Module.all_reduce()
 reading = meter.read()
@@ -101,6 +101,22 @@ show(tensors=reading.tensors - before.tensors, staging=reading.staging)
 """,
     )
     assert found == {"tensors": 0, "staging": 2000}
+
+
+def test_every_collective_of_torch_is_marked(library: Path):
+    found = run(
+        library,
+        """
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+meter.mark_collectives(dist, distributed_c10d)
+names = ("all_gather_single", "reduce_scatter_single", "all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce",
+         "broadcast", "reduce", "all_gather", "reduce_scatter", "barrier", "all_to_all_single")
+modules = (dist, distributed_c10d)
+show(**{name: int(all(hasattr(getattr(module, name), "__wrapped__") for module in modules)) for name in names})
+""",
+    )
+    assert set(found.values()) == {1}
 
 
 def test_plain_memory_is_no_tensor(library: Path):

@@ -5,12 +5,12 @@ Ranks, and for :func:`build_meter` the worker that starts them: imports torch.
 
 import ctypes
 import hashlib
+import inspect
 import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -25,18 +25,6 @@ from memcore.i18n import gettext as _
 
 _SOURCE = Path(__file__).with_name("meter.c")
 _COMPILERS = ("cc", "gcc", "clang")
-# Every collective that engines call from Python; what a backend makes while one is called is its own.
-_COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_reduce",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "reduce",
-    "reduce_scatter",
-    "reduce_scatter_tensor",
-)
 
 
 def build_meter(folder: Path) -> Path:
@@ -110,11 +98,12 @@ class CpuMeter:
         )
 
     def mark_collectives(self, *modules: Any) -> None:
-        """Have what is allocated while a collective of these modules is called count as the backend's."""
+        """Have what is allocated while a collective of these modules is called count as the backend's: a function that
+        can be told not to wait (`async_op`)."""
         for module in modules:
-            for name in _COLLECTIVES:
-                with suppress(AttributeError):
-                    setattr(module, name, self._marked(getattr(module, name)))
+            for name, function in inspect.getmembers(module, inspect.isfunction):
+                if "async_op" in inspect.signature(function).parameters:
+                    setattr(module, name, self._marked(function))
 
     def _marked(self, collective: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(collective)
