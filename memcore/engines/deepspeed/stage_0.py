@@ -1,6 +1,6 @@
 """Stage 0: nothing is divided; DeepSpeed still flattens and casts. Symbol: F elements that are flattened together."""
 
-from memcore.engines.base import growing_gradients, is_update, newest_gradient, slices_in_a_row
+from memcore.engines.base import Inputs, growing_gradients, is_update, newest_gradient, slices_in_a_row
 from memcore.engines.deepspeed.plan import Plan, copies_at, gradient_state, temporaries
 from memcore.terms import Category, Formula, Term, during, product
 
@@ -14,7 +14,7 @@ def terms(plan: Plan) -> list[Term]:
     inputs, state, trained = plan.inputs, gradient_state(plan), plan.inputs.states.trained
     flattened = _flattened(plan)
     mixed = inputs.states.trained_as.master_dtype is not None
-    flat = mixed and _has_fused_adam(plan)
+    flat = mixed and has_fused_adam(plan.inputs)
     found = [growing_gradients(inputs, state, state.total_bytes, gone_at=lambda m: flat and is_update(m))]
     if inputs.accumulates:
         found += newest_gradient(inputs, plan.grad_bytes)
@@ -36,10 +36,10 @@ def terms(plan: Plan) -> list[Term]:
     return [*found, *temporaries(plan, trained, in_a_row)]
 
 
-def _has_fused_adam(plan: Plan) -> bool:
+def has_fused_adam(inputs: Inputs) -> bool:
     """Whether DeepSpeed's own FusedAdam steps: its default. Any other optimizer is wrapped without flattening
     (runtime/engine.py, _configure_fp16_optimizer)."""
-    optimizer = plan.inputs.scenario.recipe.optimizer
+    optimizer = inputs.scenario.recipe.optimizer
     return optimizer.implementation is None and optimizer.name in ("adam", "adamw") and optimizer.bits == 32
 
 
