@@ -175,8 +175,14 @@ _BUCKET, _SUB_GROUP = "reduce_bucket_size", "sub_group_size"
 
 def _added_up(budget: Budget, grid: Grid, now: Settings) -> Iterator[_Candidate]:
     """Combinations at stage 3 from their groups' terms. overlap_comm takes no memory there and makes nothing slower:
-    off is left out, or where one GPU has nothing to send the value that it does not have now."""
-    overlap: Settings = {"overlap_comm": True if budget.scenario.parallelism.dp_shard > 1 else now["overlap_comm"]}
+    where it is on already, off is left out."""
+    on_already = now["overlap_comm"] and True in grid["overlap_comm"]
+    for overlap in (True,) if on_already else grid["overlap_comm"]:
+        yield from _with_overlap(budget, grid, now, {"overlap_comm": overlap})
+
+
+def _with_overlap(budget: Budget, grid: Grid, now: Settings, overlap: Settings) -> Iterator[_Candidate]:
+    """Every combination of the other settings."""
     base = _predict(budget, overlap)
     prefetcher = {name: values for name, values in grid.items() if name.startswith("stage3_")}
     gathers = _options(base, prefetcher, now, gather_traffic)

@@ -189,6 +189,17 @@ class TestSuggestions:
                         or change.now < goal.least_bucket
                     )
 
+    def test_overlap_that_hides_nothing_is_not_suggested(self):
+        """With no prefetching and all gradients in one bucket everything is waited for, overlap_comm or not."""
+        budget = budget_of(3, GPT2, engine_config={"zero_optimization": {"overlap_comm": False}})
+        now = settings_now(budget)
+        grid = {name: (value,) for name, value in now.items()} | {
+            "overlap_comm": (False, True), "stage3_prefetch_bucket_size": (0,), "reduce_bucket_size": (10**9,),
+        }  # fmt: skip
+        found = suggest(budget, SPEED, grid)
+        assert found is not None
+        assert {change.setting for change in found.changes} == {"stage3_prefetch_bucket_size", "reduce_bucket_size"}
+
     def test_what_is_not_a_setting_for_it_stays(self):
         zero = {"zero_hpz_partition_size": 4, "contiguous_gradients": False}
         found = suggest(budget_of(3, engine_config={"zero_optimization": zero}), MEMORY)
