@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from memcore.activations import activation_terms, has_form
-from memcore.engines import ENGINE_TERMS, Inputs
+from memcore.engines import ENGINE_TERMS, Inputs, start_peak
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerator
 from memcore.i18n import gettext as _
@@ -90,7 +90,8 @@ class Ladder:
 class Budget:
     """The answer to a scenario, in bytes per GPU (the fullest rank).
 
-    `totals` are the sums of all terms, one for each moment of `timeline`; the peak is the largest of them.
+    `totals` are the sums of all terms, one for each moment of `timeline`; the peak is the largest of them. `start`:
+    what the engine's start takes where the whole model is made on the GPU first; None where that is not predicted.
     """
 
     scenario: Scenario
@@ -100,6 +101,7 @@ class Budget:
     timeline: Timeline
     terms: tuple[Term, ...]
     totals: tuple[int, ...]
+    start: Term | None
     static: Accounting
     communication: Communication
     host: HostMemory
@@ -168,6 +170,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
         timeline=timeline,
         terms=terms,
         totals=totals,
+        start=start_peak(inputs),
         static=account(states.states, scenario.parallelism.stage, scenario.parallelism.dp_shard),
         communication=communication(scenario, states, device),
         host=host_memory(scenario, states),

@@ -269,7 +269,7 @@ def _binding_reason(budget: Budget, unit: ByteUnit) -> list[str]:
     return [reason.format(term=term_label(term.name), size=format_bytes(most, unit))]
 
 
-def warnings(budget: Budget) -> list[str]:
+def warnings(budget: Budget, unit: ByteUnit) -> list[str]:
     """What the user should know beside the verdict, one sentence each."""
     found = []
     workload, inventory = budget.scenario.workload, budget.inventory
@@ -277,6 +277,12 @@ def warnings(budget: Budget) -> list[str]:
     if 0 < positions < workload.seq_len:
         message = _("workload.seq_len is {seq:,}, beyond the {positions:,} positions that the model was made for.")
         found.append(message.format(seq=workload.seq_len, positions=positions))
+    if budget.start is not None and budget.start.largest > budget.peak_bytes:
+        message = _(
+            "Made whole on the GPU first, the model takes {start} while the engine is started, more than the "
+            "step: make it on the meta device (FSDP2) or under zero.Init (DeepSpeed)."
+        )
+        found.append(message.format(start=format_bytes(budget.start.largest, unit)))
     if budget.evidence.untraced:
         found.append(_("Not traced: {reason}").format(reason=budget.evidence.untraced))
     if budget.evidence.profile is not None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from memcore.engine_options import EngineName
 from memcore.engines import ddp, deepspeed, fsdp2, single
 from memcore.engines.base import Inputs
+from memcore.engines.starting import start_peak
 from memcore.terms import Term
 
 ENGINE_TERMS: Mapping[EngineName, Callable[[Inputs], list[Term]]] = {
@@ -18,4 +19,4 @@ ENGINE_TERMS: Mapping[EngineName, Callable[[Inputs], list[Term]]] = {
     EngineName.DEEPSPEED: deepspeed.terms,
 }
 
-__all__ = ["ENGINE_TERMS", "Inputs"]
+__all__ = ["ENGINE_TERMS", "Inputs", "start_peak"]

@@ -9,18 +9,25 @@ copies, T of the optimizer's temporaries, G elements of a sub-group.
 from memcore.engine_options import EngineName
 from memcore.engines.base import Inputs
 from memcore.engines.deepspeed.stage_0 import has_fused_adam
-from memcore.terms import Category, Formula, product
+from memcore.scenario import Device
+from memcore.terms import Category, Formula, Term, product
 from memcore.units import ceil_div
 from memcore.zero import share
 
 MASTER = "master_weights"
 
 
-def start_peak(inputs: Inputs) -> tuple[int, Formula, str] | None:
-    """Bytes, how they come about, and the source; None for adapters, whose base is loaded in other ways."""
-    states = inputs.states
-    if states.trained != states.n_params:
+def start_peak(inputs: Inputs) -> Term | None:
+    """The most while the engine is started; None for adapters, whose base is loaded in other ways, and for offload."""
+    offload = inputs.scenario.offload
+    if inputs.states.trained != inputs.states.n_params or {offload.optimizer, offload.parameters} != {Device.NONE}:
         return None
+    num_bytes, formula, source = _of_engine(inputs)
+    return Term(name="start_peak", category=Category.WEIGHTS, bytes_at=num_bytes, formula=formula, source=source)
+
+
+def _of_engine(inputs: Inputs) -> tuple[int, Formula, str]:
+    states = inputs.states
     weights = states.n_params * states.trained_as.param_dtype.size
     match inputs.scenario.parallelism.engine:
         case EngineName.DEEPSPEED:

@@ -38,7 +38,7 @@ def opening(title: str, budget: Budget, unit: ByteUnit) -> None:
     st.caption(assumptions(budget, unit))
     show = {Verdict.FITS: st.success, Verdict.UNCERTAIN: st.warning, Verdict.DOES_NOT_FIT: st.error}
     show[budget.verdict](verdict_sentence(budget, unit), icon=VERDICT_ICONS[budget.verdict])
-    for warning in warnings(budget):
+    for warning in warnings(budget, unit):
         st.warning(warning, icon=":material/info:")
 
 

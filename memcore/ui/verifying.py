@@ -166,4 +166,4 @@ def _result(budget: Budget, unit: ByteUnit) -> None:
             [dict(zip(term_headings(proof), row, strict=True)) for row in term_rows(proof, unit)],
             _("Share of each term at each phase's peak"),
         )
-    st.markdown("\n".join(f"- {sentence}" for sentence in (*notes(proof, device), *scaled.reductions)))
+    st.markdown("\n".join(f"- {sentence}" for sentence in (*notes(proof, device, unit), *scaled.reductions)))

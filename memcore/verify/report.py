@@ -39,6 +39,10 @@ def proof_report(proof: Proof, device: DeviceFacts, reductions: Sequence[str]) -
         "resident_error_pct": round(proof.resident.error_percent, 4),
         "phase_error_pct": {phase.name: round(phase.error_percent, 4) for phase in proof.phases if phase.name != IDLE},
         "phases": {phase.name: _phase(phase) for phase in proof.phases},
+        "start": {
+            "predicted_bytes": None if proof.budget.start is None else proof.budget.start.largest,
+            "measured_bytes": max(rank.init for rank in proof.ranks),
+        },
         "process_overhead_bytes": proof.other,
         "per_rank": [asdict(rank) for rank in proof.ranks],
         "steady": is_steady(proof.ranks),
@@ -120,7 +124,7 @@ def verdict(proof: Proof) -> str:
     )
 
 
-def notes(proof: Proof, device: DeviceFacts) -> list[str]:
+def notes(proof: Proof, device: DeviceFacts, unit: ByteUnit) -> list[str]:
     """What must be known to read the figures, as sentences."""
     found = [
         _(
@@ -128,6 +132,17 @@ def notes(proof: Proof, device: DeviceFacts) -> list[str]:
             "tensors alone."
         ).format(ranks=proof.case.ranks, device=device.name)
     ]
+    first = max(max(rank.first.values()) for rank in proof.ranks)
+    measured = max(rank.init for rank in proof.ranks)
+    numbers = {"start": format_bytes(measured, unit), "first": format_bytes(first, unit)}
+    sentence = _("While the engine was started {start} were held at the most, in the first step {first}.")
+    if proof.budget.start is not None:
+        sentence = _(
+            "While the engine was started {start} were held at the most ({predicted} predicted), in the first step "
+            "{first}."
+        )
+        numbers["predicted"] = format_bytes(proof.budget.start.largest, unit)
+    found.append(sentence.format(**numbers))
     if device.kind == "cpu":
         found.append(
             _(
@@ -148,7 +163,7 @@ def proof_text(proof: Proof, device: DeviceFacts, reductions: Sequence[str], uni
         "\n".join(wrap(verdict(proof))),
         table([proof_headings(), *phase_rows(proof, unit)], "~>>>>"),
         table([term_headings(proof), *term_rows(proof, unit)], "~>>>>"),
-        "\n".join(line for note in notes(proof, device) for line in wrap(note)),
+        "\n".join(line for note in notes(proof, device, unit) for line in wrap(note)),
     ]
     if reductions:
         parts.append("\n".join(line for each in reductions for line in wrap(f"- {each}")))
