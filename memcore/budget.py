@@ -152,7 +152,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
 
     Raises UserError where the scenario's model is a config whose inventory is not in the evidence.
     """
-    device = accelerator(scenario.hardware.gpu)
+    device, evidence = accelerator(scenario.hardware.gpu), _fitting(evidence, scenario)
     inventory = inventory_for(scenario.model, evidence)
     states = model_states(scenario, inventory.n_params if inventory else _bare_count(scenario.model), inventory)
     timeline = step_timeline(len(inventory.layers) if inventory else 1)
@@ -179,6 +179,15 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
         missing=_missing(scenario, inventory, layers),
         evidence=evidence,
     )
+
+
+def _fitting(evidence: Evidence, scenario: Scenario) -> Evidence:
+    """The evidence, without a trace that shards otherwise than the scenario, as when settings are compared."""
+    if evidence.profile is None or not evidence.profile.sharded:
+        return evidence
+    request = trace_request(scenario)
+    fits = isinstance(request, dict) and request["sharding"] == evidence.profile.sharding
+    return evidence if fits else replace(evidence, profile=None)
 
 
 def _layers(

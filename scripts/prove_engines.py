@@ -19,7 +19,7 @@ from memcore.jobs import HeavyLane, HeavyLimits, LightLane, finish
 from memcore.verify.case import load_figures
 from memcore.verify.matrix import RANKS, matrix
 from memcore.verify.proof import Proof, case_evidence, prove
-from memcore.verify.report import phase_label
+from memcore.verify.report import phase_label, signed
 from memcore.verify.running import verify_step
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -86,7 +86,7 @@ def table(data: dict[str, Any], found: list[Proof]) -> str:
         lines += ["| case | " + " | ".join(phase_label(name) for name in names) + " | measured peak |"]
         lines += ["|---|" + "---:|" * (len(names) + 1)]
         for proof in rows:
-            errors = " | ".join(f"{_phase(proof, name):+.2f}%" for name in names)
+            errors = " | ".join(signed(_phase(proof, name)) for name in names)
             peak = max(phase.measured for phase in proof.phases)
             lines.append(f"| {proof.case.name} | {errors} | {peak / 1e6:.1f} MB |")
         lines.append("")

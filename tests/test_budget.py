@@ -33,6 +33,7 @@ from memcore.budget import (
 )
 from memcore.errors import UserError
 from memcore.hardware import accelerator, accelerators
+from memcore.jobs.tasks import TASKS, load_task
 from memcore.models import catalogue, catalogue_inventory, dump_inventory
 from memcore.recipes import ConventionName
 from memcore.scenario import parse_scenario
@@ -434,3 +435,29 @@ def test_every_catalogue_model_is_predicted(parallelism: dict[str, Any], method:
         assert budget.states.n_params == (budget.inventory.n_params if budget.inventory else model.n_params)
         predicted += 1
     assert predicted == (63 if method == "full" else 59)
+
+
+def test_a_trace_that_shards_otherwise_is_left_out():
+    """As when other settings are compared: its gathered layers are those of its own settings."""
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 128,
+    }  # fmt: skip
+    data: dict[str, Any] = {
+        "model": {"config": config},
+        "hardware": {"gpus": 8},
+        "parallelism": {"engine": "fsdp2"},
+        "recipe": {"convention": "fsdp2_mixed"},
+        "workload": {"seq_len": 64},
+    }
+
+    def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+        return load_task(task, TASKS)(payload)
+
+    scenario = parse_scenario(data)
+    evidence = evidence_for(scenario, ask, traced=True)
+    other = parse_scenario({**data, "engine_config": {"reshard_after_forward": False}})
+    assert predict(scenario, evidence).evidence.profile is not None
+    closed = predict(other, evidence)
+    assert closed.evidence.profile is None
+    assert closed.totals == predict(other, replace(evidence, profile=None)).totals

@@ -3,7 +3,8 @@
 That is what a plain ``from_config(...).to(device)`` does; a model on the meta device (FSDP2) or under ``zero.Init``
 (ZeRO-3) is never whole on one GPU. Held against the starts of real runs, see tests/verify/test_matrix.py. Symbols: Psi
 parameters of w bytes, N ranks that share, U parameters of the largest layer, K bytes of optimizer states and FP32
-copies, T of the optimizer's temporaries, G elements of a sub-group.
+copies, T of the optimizer's temporaries, G elements of a sub-group, B of the bucket, g bytes of a
+gradient.
 """
 
 from memcore.engine_options import EngineName
@@ -81,8 +82,17 @@ def _stage_0(inputs: Inputs) -> tuple[int, Formula, str]:
 
 
 def _stage_3(inputs: Inputs, weights: int, masters: int) -> tuple[int, Formula, str]:
-    """Parameters are cut one after the other; then come the FP32 copies, each sub-group's twice for a moment."""
-    again = min(masters, 4 * inputs.scenario.zero_config.sub_group_size)
-    cut = ceil_div(weights, inputs.ranks) + masters + again
-    formula = Formula(symbols=r"\max(w\,\Psi, (w + 4)\,\Psi / N + 4 G)", numbers=f"max({weights:,}, {cut:,})")
-    return max(weights, cut), formula, "deepspeed 0.19.8, runtime/zero/stage3.py, _create_fp32_partitions; at the least"
+    """Parameters are cut one after the other. Then come the FP32 copies, each sub-group's size again for a moment, and
+    after that the slice of gradients and the bucket; with them, as measured, one whole parameter."""
+    zero, dtypes, ranks = inputs.scenario.zero_config, inputs.states.trained_as, inputs.ranks
+    kept = ceil_div(weights, ranks) + masters
+    accumulated = (dtypes.accumulate_dtype or dtypes.grad_dtype).size * ceil_div(inputs.states.trained, ranks)
+    largest = max((tensor.numel for tensor in inputs.inventory.tensors()), default=0) if inputs.inventory else 0
+    buffers = accumulated + dtypes.grad_dtype.size * (zero.reduce_bucket_size + largest)
+    again = min(masters, 4 * zero.sub_group_size)
+    formula = Formula(
+        symbols=r"\max(w\,\Psi, (w + 4)\,\Psi / N + \max(4 G, g\,\Psi / N + g\,B + g\,\psi_{max}))",
+        numbers=f"max({weights:,}, {kept:,} + max({again:,}, {buffers:,}))",
+    )
+    source = "deepspeed 0.19.8, runtime/zero/stage3.py, __init__ and initialize_optimizer_states"
+    return max(weights, kept + max(again, buffers)), formula, source

@@ -24,8 +24,9 @@ class ActivationProfile:
     """Bytes alive beside weights, gradients and optimizer states, at the fullest instant of each moment.
 
     The moments are the forward of each layer, the loss, and the backward of each layer from the last to the first:
-    2 `num_layers` + 1. Of an engine that shards (`sharded`) one more: what is reduced after the backward. A
-    parameter's gradient is a state from the moment it is taken.
+    2 `num_layers` + 1. Of an engine that shards one more: what is reduced after the backward; `sharding` says among
+    which ranks and how, as a request does (memcore.trace.request.Sharding). A parameter's gradient is a state from the
+    moment it is taken.
     `with_gradients`: for each moment the most bytes at any of its instants with all gradients kept, in their
     parameters' dtype, as a plain training loop does. `optimizer_step_bytes`: what the optimizer makes for a moment,
     None where its step was not traced; `trained_bytes`: those of one value of a trained parameter. `kernels` says
@@ -42,9 +43,14 @@ class ActivationProfile:
     attention: str
     num_layers: int
     traced_layers: int
-    sharded: bool
     versions: str
+    sharding: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def sharded(self) -> bool:
+        """Whether it is of an engine that shards: then it holds what that gathers and reduces too."""
+        return self.sharding is not None
 
     def of(self, category: str) -> tuple[int, ...]:
         """Bytes of a category at each moment."""
@@ -63,11 +69,13 @@ class ActivationProfile:
         return tuple(map(sum, zip([0] * len(self.with_gradients), *columns, strict=True)))
 
 
-def profile_of(tape: Tape, kernels: str, notes: Sequence[str]) -> ActivationProfile:
+def profile_of(
+    tape: Tape, kernels: str, notes: Sequence[str], sharding: Mapping[str, Any] | None = None
+) -> ActivationProfile:
     """The tape's changes over all layers of the model."""
     replayed = replay(tape)
     num_units = len(tape.unit_sizes)
-    sharded = "reduce" in tape.segments
+    sharded = sharding is not None
     sizes = [*tape.unit_sizes, 1, *reversed(tape.unit_sizes), *([1] if sharded else [])]
     assert len(replayed.alive) == 2 * num_units + 1 + sharded, "a moment for each unit's forward and backward"
 
@@ -89,8 +97,8 @@ def profile_of(tape: Tape, kernels: str, notes: Sequence[str]) -> ActivationProf
         attention=tape.attention,
         num_layers=sum(tape.unit_sizes),
         traced_layers=tape.traced_layers,
-        sharded=sharded,
         versions=tape.versions,
+        sharding=sharding,
         notes=tuple(notes),
     )
 
@@ -125,8 +133,8 @@ _PLAIN = (
     "attention",
     "num_layers",
     "traced_layers",
-    "sharded",
     "versions",
+    "sharding",
 )
 
 

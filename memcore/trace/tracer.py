@@ -5,6 +5,7 @@ Worker processes only: imports torch and transformers.
 
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,8 @@ def in_words(tape: Tape, request: Request) -> ActivationProfile:
     notes.extend(positions_notes(tape.positions, tape.has_table, request.seq_len))
     if tape.text_alone:
         notes.append(_("Traced is the text model alone: no images or sound."))
-    return profile_of(tape, request.kernels, notes)
+    sharding = None if request.sharding is None else asdict(request.sharding)
+    return profile_of(tape, request.kernels, notes, sharding)
 
 
 def record(request: Request) -> Tape:

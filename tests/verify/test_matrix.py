@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 
+from memcore.budget import evidence_for, predict
 from memcore.jobs import HeavyLane, HeavyLimits, LightLane, finish
 from memcore.verify.case import Case, RankFigures, load_figures
 from memcore.verify.matrix import RANKS, in_ci, matrix
 from memcore.verify.proof import IDLE, Proof, case_evidence, prove
 from memcore.verify.running import verify_step
 
-RESIDENT_PERCENT, PHASE_PERCENT = 0.5, 3.0
+RESIDENT_PERCENT, PHASE_PERCENT, START_PERCENT = 0.5, 3.0, 1.0
 MOST_S = 360.0
 KEPT = json.loads((Path(__file__).parents[1] / "data" / "engines_cpu.json").read_text(encoding="utf-8"))
 
@@ -71,6 +72,12 @@ def kept(case: Case) -> list[RankFigures]:
 class TestTheFiguresKept:
     def test_each_phase_and_what_stays(self, case: Case, light: LightLane):
         check(prove(case, case_evidence(case, light.ask, "cpu"), kept(case), "cpu"))
+
+    def test_the_start(self, case: Case, light: LightLane):
+        start = predict(case.scenario, evidence_for(case.scenario, light.ask)).start
+        assert start is not None
+        measured = max(rank.init for rank in kept(case))
+        assert start.largest == pytest.approx(measured, rel=START_PERCENT / 100)
 
     def test_neither_start_nor_first_step_is_the_peak(self, case: Case):
         for rank in kept(case):
