@@ -1,12 +1,14 @@
 """A budget's engine settings as the files that set them: a complete ds_config.json, or FSDP2 in Python."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.recipes import ConventionName, DType
-from memcore.scenario import Device, Fsdp2Config, Method
+from memcore.scenario import Device, Fsdp2Config, Method, Scenario
+from memcore.states import precision_of
 from memcore.suggest.grid import settings_now
 
 _TORCH_DTYPES = {DType.FP32: "torch.float32", DType.BF16: "torch.bfloat16", DType.FP16: "torch.float16"}
@@ -16,22 +18,26 @@ _AUTOCAST_DTYPES = {DType.BF16: "bfloat16", DType.FP16: "float16"}
 def ds_config(budget: Budget) -> dict[str, Any]:
     """The ds_config.json of a DeepSpeed scenario; :func:`memcore.ds_config.read_ds_config` reads the same budget from
     it. The optimizer and its learning rate are the program's to pass, and the batch over all GPUs follows."""
-    scenario = budget.scenario
-    zero = scenario.zero_config.model_dump(mode="json", exclude_defaults=True) | settings_now(budget)
+    zero = budget.scenario.zero_config.model_dump(mode="json", exclude_defaults=True) | settings_now(budget)
+    return ds_config_of(budget.scenario, zero)
+
+
+def ds_config_of(scenario: Scenario, zero: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with these settings of zero_optimization, among which the stage need not be."""
     sections = {"offload_optimizer": scenario.offload.optimizer, "offload_param": scenario.offload.parameters}
     offload = {name: {"device": device.value} for name, device in sections.items() if device is not Device.NONE}
     return {
         "train_micro_batch_size_per_gpu": scenario.workload.micro_batch,
         "gradient_accumulation_steps": scenario.workload.grad_accum,
-        **_precision(budget),
-        "zero_optimization": {"stage": scenario.parallelism.stage, **zero, **offload},
+        **_precision(scenario),
+        "zero_optimization": {**zero, "stage": scenario.parallelism.stage, **offload},
     }
 
 
-def _precision(budget: Budget) -> dict[str, Any]:
+def _precision(scenario: Scenario) -> dict[str, Any]:
     """How DeepSpeed is told the dtypes (deepspeed 0.19.8, runtime/precision_config.py, DeepSpeedBF16Config;
     runtime/torch_autocast.py); it trains in FP32 where nothing is said."""
-    dtypes, recipe = budget.states.precision.convention, budget.scenario.recipe
+    dtypes, recipe = precision_of(scenario.recipe).convention, scenario.recipe
     if dtypes.compute_dtype is DType.FP32:
         return {}
     if dtypes.param_dtype is DType.FP32:
@@ -39,7 +45,7 @@ def _precision(budget: Budget) -> dict[str, Any]:
     name = dtypes.param_dtype.value
     section: dict[str, Any] = {"enabled": True}
     # In 16 bits throughout; only from stage 1 on (runtime/config.py, _do_error_check).
-    if dtypes.master_dtype is None and budget.scenario.parallelism.stage >= 1:
+    if dtypes.master_dtype is None and scenario.parallelism.stage >= 1:
         section[f"{name}_master_weights_and_grads"] = True
         if name == "bf16" and dtypes.state_dtype is DType.BF16:
             section["bf16_optimizer_states"] = True

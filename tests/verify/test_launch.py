@@ -8,6 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -146,6 +147,18 @@ class TestRanks:
         assert "fp16 is not supported" in first["reason"]
         assert second["name"] == "next"
         assert len(second["ranks"]) == 2
+
+
+def test_two_machines_meet_by_torchruns_own_rendezvous(monkeypatch: pytest.MonkeyPatch):
+    """Two launchers of one rank each, as on two machines, here on one: each has what all ranks measured."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    payloads = [payload(case("ddp"), rendezvous={"nodes": 2, "node": node, "port": port}) for node in (0, 1)]
+    with ThreadPoolExecutor() as pool:
+        answers = list(pool.map(launch.verify_task, payloads))
+    assert [[rank["rank"] for rank in answer["results"][0]["ranks"]] for answer in answers] == [[0, 1], [0, 1]]
 
 
 class TestRefusedBeforeAnythingStarts:

@@ -17,6 +17,7 @@ from memcore.engine_options import EngineName
 from memcore.recipes import ConventionName
 from memcore.scenario import DdpConfig, Fsdp2Config, Scenario
 from memcore.states import precision_of
+from memcore.suggest.configs import ds_config_of
 from memcore.trace import kernels
 from memcore.trace.building import DTYPES, IMPLEMENTATIONS
 
@@ -160,23 +161,14 @@ def decoder_layers(model: nn.Module) -> list[nn.Module]:
 
 
 def deepspeed_config(scenario: Scenario) -> dict[str, Any]:
-    """The ds_config.json of a scenario."""
-    zero = scenario.zero_config.model_dump(exclude_none=True)
-    zero["stage"] = scenario.parallelism.stage
-    convention = precision_of(scenario.recipe).convention
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": scenario.workload.micro_batch,
-        "gradient_accumulation_steps": scenario.workload.grad_accum,
-        "zero_optimization": zero,
+    """The ds_config.json of a scenario, with DeepSpeed's own optimizer where no other was asked for."""
+    config = {
+        **ds_config_of(scenario, scenario.zero_config.model_dump(mode="json", exclude_none=True)),
         # torch's own optimizers are welcome.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
     }
-    if convention.param_dtype.value != "fp32":
-        config[convention.param_dtype.value] = {"enabled": True}
-    if convention.accumulate_dtype is not None:
-        config["data_types"] = {"grad_accum_dtype": convention.accumulate_dtype.value}
     if scenario.recipe.optimizer.implementation is None:
         name = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[scenario.recipe.optimizer.name.value]
         config["optimizer"] = {"type": name, "params": {"lr": _LEARNING_RATE}}

@@ -27,6 +27,7 @@ from memcore.settings import settings
 from memcore.verify.case import MAX_LOCAL_RANKS, WITHOUT_DEEPSPEED
 from memcore.verify.worker.meter import build_meter
 
+_ROOT = Path(__file__).resolve().parents[3]
 _ATTEMPTS = 3
 _PORT_IN_USE = re.compile(r"EADDRINUSE|address already in use", re.IGNORECASE)
 # torchrun's report of each rank that failed (torch 2.13, distributed/elastic/multiprocessing/errors).
@@ -149,21 +150,18 @@ def _run(folder: Path, device: str, local: int, meeting: Rendezvous) -> str | No
     return text
 
 
-_ROOT = Path(__file__).resolve().parents[3]
-
-
 def _environment(device: str, meeting: Rendezvous) -> dict[str, str]:
     # DeepSpeed looks for ninja beside the interpreter, to build its operators the first time.
-    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    found = {**os.environ, "PATH": path, "MEMCORE_VERIFY_DEVICE": device, "OMP_NUM_THREADS": "1"}
+    search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+    variables = {**os.environ, "PATH": search, "MEMCORE_VERIFY_DEVICE": device, "OMP_NUM_THREADS": "1"}
     if device == "cpu":
         cache = settings().cache_dir
         folder = Path(cache).expanduser() if cache else Path(tempfile.gettempdir())
-        found |= {"DS_ACCELERATOR": "cpu", "LD_PRELOAD": str(build_meter(folder / "meter"))}
+        variables |= {"DS_ACCELERATOR": "cpu", "LD_PRELOAD": str(build_meter(folder / "meter"))}
     if meeting.nodes == 1 and sys.platform == "linux":
         # A machine may not know its own name.
-        found["GLOO_SOCKET_IFNAME"] = "lo"
-    return found
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    return variables
 
 
 def _reason(folder: Path, said: str) -> str:
