@@ -85,6 +85,8 @@ def questions(draw: st.DrawFn, *, full_only: bool = False) -> dict[str, Any]:
         data["offload"] = draw(st.sampled_from([{}, {}, {"optimizer": "cpu"}, {"parameters": "cpu"}]))
     if engine == "fsdp2" and gpus % 2 == 0:
         parallelism["dp_replicate"] = draw(st.sampled_from([1, 2]))
+    if engine == "fsdp2":
+        data["engine_config"] = {"reshard_after_forward": draw(st.booleans()), "cpu_offload": draw(st.booleans())}
     return data
 
 

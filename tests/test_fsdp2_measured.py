@@ -18,7 +18,11 @@ from memcore.scenario import parse_scenario
 from memcore.terms import Category
 
 REAL = json.loads((Path(__file__).parent / "data" / "fsdp2_cpu.json").read_text(encoding="utf-8"))
-RUNS = [run for run in REAL["runs"] if run["tokens"] <= 64 and run["weights"] == run["compute"] == run["reduce"]]
+RUNS = [
+    run
+    for run in REAL["runs"]
+    if run["tokens"] <= 64 and run["weights"] == run["compute"] == run["reduce"] and not run["lora_rank"]
+]
 
 
 def described(run: dict[str, Any]) -> str:

@@ -357,6 +357,16 @@ REFUSALS = [
         "offload.optimizer",
         "DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32.",
     ),
+    (
+        {
+            "hardware": {"gpus": 8},
+            "parallelism": {"engine": "fsdp2"},
+            "engine_config": {"cpu_offload": True},
+            "recipe": {"optimizer": {"bits": 8}},
+        },
+        "engine_config.cpu_offload",
+        "engine_config.cpu_offload is set, but adamw of 8 bits, or paged, runs on a GPU alone.",
+    ),
     ({"offload": {"activations": "cpu"}}, "offload.activations", "is cpu; only none is predicted so far."),
     ({"offload": {"activations": "nvme"}}, "offload.activations", "is 'nvme'; allowed is none or cpu."),
     # workload

@@ -23,6 +23,7 @@ from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, 
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from memcore.trace.building import DTYPES
 from memcore.trace.recorder import Recorder
 from memcore.trace.request import Sharding
 from memcore.trace.tape import GATHERED, HOST, REDUCED
@@ -31,7 +32,6 @@ from memcore.units import ceil_div, round_up
 
 # Tensors that hold a shard: their operations come again as operations on it.
 WRAPPERS = (DTensor,)
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import pytest
 from small_models import CONFIGS
 
 from memcore.trace.profile import ActivationProfile, dump_profile, load_profile
-from memcore.trace.request import Request, Sharding, Step
-from memcore.trace.tracer import trace
+from memcore.trace.request import Adapters, Request, Sharding, Step
+from memcore.trace.sizes import sampled_sizes, tape_at
+from memcore.trace.tracer import record, trace
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 REAL = json.loads((Path(__file__).parents[1] / "data" / "fsdp2_cpu.json").read_text(encoding="utf-8"))
@@ -26,7 +27,8 @@ def described(run: dict[str, Any]) -> str:
     """A short name for a real run."""
     plain = ("ranks", "replicate", "weights", "compute", "reduce", "checkpointing", "optimizer", "tokens")
     words = [str(run[name]) for name in plain]
-    return "-".join([*words, "resharded" if run["reshard_after_forward"] else "kept", *map(str, run["model"])])
+    words += ["resharded" if run["reshard_after_forward"] else "kept", "lora" if run["lora_rank"] else "full"]
+    return "-".join([*words, *run["model"]])
 
 
 def request_of(run: dict[str, Any]) -> Request:
@@ -40,7 +42,13 @@ def request_of(run: dict[str, Any]) -> Request:
         checkpointing=run["checkpointing"],
         loss="unfused",
         kernels="cpu",
-        step=Step(name="adamw", implementation=run["optimizer"], momentum=False, dtype=run["weights"]),
+        adapters=Adapters(rank=run["lora_rank"], targets=("all-linear",), dtype="fp32") if run["lora_rank"] else None,
+        step=Step(
+            name="adamw",
+            implementation=run["optimizer"],
+            momentum=False,
+            dtype="fp32" if run["lora_rank"] else run["weights"],
+        ),
         sharding=Sharding(
             shard=run["ranks"] // run["replicate"],
             replicate=run["replicate"],
@@ -192,3 +200,13 @@ def test_groups_that_hold_the_same_keep_what_they_reduced_in_another_dtype():
     alone = trace(sharded(shard=4, param_dtype="bf16")).of("reduced")
     groups = trace(sharded(shard=4, replicate=2, param_dtype="bf16")).of("reduced")
     assert groups[-1] - alone[-1] == 4 * 10 * layer // 4
+
+
+def test_a_few_sizes_give_all_others():
+    """What is gathered and reduced does not depend on the batch; a size that was not traced is one that was."""
+    request = sharded(layers=4)
+    sampled = {
+        size: record(replace(request, micro_batch=size[0], seq_len=size[1]))
+        for size in sampled_sizes(request.micro_batch)
+    }
+    assert tape_at(sampled, (1, 331)) == record(replace(request, seq_len=331))
