@@ -113,7 +113,10 @@ TERM_REMEDIES = {
     "slice_padding": mark("Choose a number of GPUs that divides the parameters."),
     "reduce_bucket": mark("Lower reduce_bucket_size; each element costs the gradient's bytes."),
     "ddp_buckets": mark("Set gradient_as_bucket_view=True, which makes the gradients views of the buckets."),
-    "gathered_parameters": mark("Lower stage3_max_live_parameters and stage3_max_reuse_distance together."),
+    "gathered_parameters": mark(
+        "DeepSpeed: lower stage3_max_live_parameters and stage3_max_reuse_distance together. "
+        "FSDP2: set reshard_after_forward."
+    ),
     "gather_copies": mark("Lower stage3_prefetch_bucket_size."),
     "newest_gradient": mark("It is as large as the model's largest parameter."),
     "reduce_flatten": mark("Lower reduce_bucket_size."),

@@ -157,4 +157,8 @@ def scenarios(draw: st.DrawFn, *, configs: bool = True) -> Scenario:
     }
     if options.stages and draw(st.booleans()):
         data["engine_config"] = draw(_engine_config(stage, hardware["gpus"]))
+    if engine is EngineName.FSDP2:
+        on_gpu = recipe["optimizer"].get("bits") == 8 or recipe["optimizer"].get("paged")
+        offload = False if on_gpu else draw(st.booleans())
+        data["engine_config"] = {"reshard_after_forward": draw(st.booleans()), "cpu_offload": offload}
     return parse_scenario(data)

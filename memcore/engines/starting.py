@@ -20,8 +20,9 @@ MASTER = "master_weights"
 
 def start_peak(inputs: Inputs) -> Term | None:
     """The most while the engine is started; None for adapters, whose base is loaded in other ways, and for offload."""
-    offload = inputs.scenario.offload
-    if inputs.states.trained != inputs.states.n_params or {offload.optimizer, offload.parameters} != {Device.NONE}:
+    scenario, states = inputs.scenario, inputs.states
+    offloads = {scenario.offload.optimizer, scenario.offload.parameters} != {Device.NONE}
+    if states.trained != states.n_params or offloads or scenario.fsdp2_config.cpu_offload:
         return None
     num_bytes, formula, source = _of_engine(inputs)
     return Term(name="start_peak", category=Category.WEIGHTS, bytes_at=num_bytes, formula=formula, source=source)

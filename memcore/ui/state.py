@@ -71,6 +71,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_stage": parallelism.stage,
         "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
         "w_reshard": not isinstance(config, Fsdp2Config) or config.reshard_after_forward,
+        "w_fsdp_offload": isinstance(config, Fsdp2Config) and config.cpu_offload,
         "w_bucket_view": isinstance(config, DdpConfig) and config.gradient_as_bucket_view,
         "w_bucket": zero.reduce_bucket_size,
         "w_overlap": bool(zero.overlap_comm),
@@ -195,8 +196,9 @@ def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
 
 
 def _engine_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
-    if engine is EngineName.FSDP2 and not values["w_reshard"]:
-        return {"engine_config": {"reshard_after_forward": False}}
+    if engine is EngineName.FSDP2:
+        own = {"reshard_after_forward": values["w_reshard"], "cpu_offload": values["w_fsdp_offload"]}
+        return {} if own == Fsdp2Config().model_dump() else {"engine_config": own}
     if engine is EngineName.DDP and values["w_bucket_view"]:
         return {"engine_config": {"gradient_as_bucket_view": True}}
     if not ENGINE_OPTIONS[engine].stages:

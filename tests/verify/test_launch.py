@@ -6,6 +6,8 @@ Run: pytest tests/verify/test_launch.py (about a minute: real ranks run, over gl
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -147,6 +149,13 @@ class TestRanks:
         assert "fp16 is not supported" in first["reason"]
         assert second["name"] == "next"
         assert len(second["ranks"]) == 2
+
+
+def test_a_rank_whose_torchrun_went_before_it_could_say_so_ends_at_once(tmp_path: Path):
+    """Its parent is then another's child, not the launcher's."""
+    command = [sys.executable, "-m", RANK, str(tmp_path / "cases.json"), str(tmp_path)]
+    environment = {**os.environ, "MEMCORE_VERIFY_LAUNCHER": str(os.getpid())}
+    assert subprocess.run(command, env=environment, check=False, timeout=60).returncode == 1
 
 
 def test_two_machines_meet_by_torchruns_own_rendezvous(monkeypatch: pytest.MonkeyPatch):

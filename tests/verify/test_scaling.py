@@ -92,6 +92,11 @@ class TestRefused:
         with pytest.raises(UserError, match="shows nothing"):
             scaled(light, offload={"optimizer": "cpu"}, **zero())
 
+    def test_fsdp2s_own_offload_too(self, light: LightLane):
+        config = {"cpu_offload": True}
+        with pytest.raises(UserError, match="shows nothing"):
+            scaled(light, parallelism={"engine": "fsdp2"}, engine_config=config)
+
     @pytest.mark.parametrize("ranks", [0, 9])
     def test_ranks(self, light: LightLane, ranks: int):
         with pytest.raises(UserError, match="from 1 to 8"):

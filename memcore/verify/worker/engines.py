@@ -15,7 +15,7 @@ from torch import nn
 from memcore.counting import build_model, load_config
 from memcore.engine_options import EngineName
 from memcore.recipes import ConventionName
-from memcore.scenario import DdpConfig, Fsdp2Config, Scenario
+from memcore.scenario import DdpConfig, Scenario
 from memcore.states import precision_of
 from memcore.suggest.configs import ds_config_of
 from memcore.trace import kernels
@@ -133,9 +133,9 @@ def _ddp(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]
 
 def _fsdp2(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
-    spread, config = scenario.parallelism, scenario.engine_config
+    spread, config = scenario.parallelism, scenario.fsdp2_config
     kind = next(model.parameters()).device.type
     shape: tuple[int, ...] = (spread.dp_shard,)
     names: tuple[str, ...] = ("shard",)
@@ -147,7 +147,9 @@ def _fsdp2(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tenso
         given["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=DTYPES[convention.compute_dtype.value], reduce_dtype=DTYPES[convention.reduce_dtype.value]
         )
-    given["reshard_after_forward"] = not isinstance(config, Fsdp2Config) or config.reshard_after_forward
+    given["reshard_after_forward"] = config.reshard_after_forward
+    if config.cpu_offload:
+        given["offload_policy"] = CPUOffloadPolicy()
     for layer in decoder_layers(model):
         fully_shard(layer, **given)
     fully_shard(model, **given)

@@ -153,7 +153,8 @@ def _run(folder: Path, device: str, local: int, meeting: Rendezvous) -> str | No
 def _environment(device: str, meeting: Rendezvous) -> dict[str, str]:
     # DeepSpeed looks for ninja beside the interpreter, to build its operators the first time.
     search = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    variables = {**os.environ, "PATH": search, "MEMCORE_VERIFY_DEVICE": device, "OMP_NUM_THREADS": "1"}
+    own = {"MEMCORE_VERIFY_DEVICE": device, "MEMCORE_VERIFY_LAUNCHER": str(os.getpid())}
+    variables = {**os.environ, **own, "PATH": search, "OMP_NUM_THREADS": "1"}
     if device == "cpu":
         cache = settings().cache_dir
         folder = Path(cache).expanduser() if cache else Path(tempfile.gettempdir())

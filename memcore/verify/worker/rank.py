@@ -16,16 +16,19 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-_PARENT = os.getppid()
 _FAILED = 3
 
 
-def die_with_parent() -> None:
-    """Have this process killed when its launcher is gone: torchrun puts ranks into sessions of their own."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    # The parent may have gone before this was said.
-    if os.getppid() != _PARENT:
+def die_with_torchrun() -> None:
+    """Have this process killed when torchrun is gone, which puts ranks into sessions of their own."""
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    # torchrun may have gone before this was said. Then another has this process for a child, who is not the
+    # launcher's child.
+    status = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8", errors="replace")
+    parent_of_parent = status.rpartition(")")[2].split()[1]
+    if parent_of_parent != os.environ["MEMCORE_VERIFY_LAUNCHER"]:
         os._exit(1)
 
 
@@ -92,5 +95,5 @@ def _first_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    die_with_parent()
+    die_with_torchrun()
     main(Path(sys.argv[1]), Path(sys.argv[2]))
