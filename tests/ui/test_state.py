@@ -18,9 +18,11 @@ from memcore.ui.state import DEFAULT_SCENARIO, scenario_from, widget_values
 
 
 def canonical(scenario: Scenario) -> Scenario:
-    """The scenario without settings of a ds_config that say what holds anyway: the stage, which parallelism has, and
-    overlap_comm false."""
+    """The scenario without settings that say what holds anyway: an engine's defaults, a ds_config's stage, which
+    parallelism has, and its overlap_comm false."""
     data = scenario_data(scenario)
+    if scenario.parallelism.engine is not EngineName.DEEPSPEED:
+        return parse_scenario({name: part for name, part in data.items() if part != {}})
     zero = data.get("engine_config", {}).get("zero_optimization", {})
     zero.pop("stage", None)
     if scenario.parallelism.stage in (1, 2) and not zero.get("overlap_comm"):
