@@ -168,7 +168,10 @@ def _parallelism() -> None:
         st.toggle("gradient_as_bucket_view", key="w_bucket_view")
     if engine is EngineName.FSDP2:
         st.toggle("reshard_after_forward", key="w_reshard")
-        st.toggle("CPUOffloadPolicy", key="w_fsdp_offload")
+        st.toggle(
+            "offload_policy", key="w_fsdp_offload",
+            help=_("CPUOffloadPolicy: shards, their gradients and the optimizer's states are kept on the host."),
+        )  # fmt: skip
         st.number_input(
             _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
             help=_("Groups that hold the same; the GPUs of one group divide the states."),

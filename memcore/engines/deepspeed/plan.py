@@ -157,7 +157,7 @@ def arriving_gradients(plan: Plan) -> list[Gradient]:
         seen_layer = seen_layer or block.layer is not None
         segment = block.layer if block.layer is not None else (last if seen_layer else "reduce")
         own = sorted(zip(block.tensors, pieces, strict=False), key=lambda pair: execution_key(pair[0]))
-        found += [Gradient(segment=segment, pieces=piece) for _tensor, piece in own]
+        found += [Gradient(segment=segment, numel=tensor.numel, pieces=piece) for tensor, piece in own]
     return found[::-1]
 
 

@@ -17,20 +17,16 @@ Segment = int | str
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gradient:
-    """One gradient, made in a segment of the backward. `pieces`: the ranks that its elements belong to, in order, and
-    how many of them."""
+    """One gradient of `numel` elements, made in a segment of the backward. `pieces`: the ranks that its elements belong
+    to, in order and without a gap, and how many of them."""
 
     segment: Segment
+    numel: int
     pieces: tuple[tuple[int, int], ...]
 
-    @property
-    def numel(self) -> int:
-        """Its elements."""
-        return sum(number for _rank, number in self.pieces)
-
-    def of(self, rank: int) -> int:
-        """The elements that belong to a rank."""
-        return sum(number for owner, number in self.pieces if owner == rank)
+    def is_of(self, rank: int) -> bool:
+        """Whether some of its elements belong to a rank."""
+        return self.pieces[0][0] <= rank <= self.pieces[-1][0]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +93,9 @@ def reduce_as_they_come(
     `makes_slice`: the rank's slice comes with the first of its gradients that is reduced, with `width` bytes for each
     element of all those that it owns a piece of; else it was always there.
     """
-    slice_bytes = width * sum(gradient.numel for gradient in gradients if gradient.of(rank))
+    slice_bytes = width * sum(gradient.numel for gradient in gradients if gradient.is_of(rank))
     bucket: list[Gradient] = []
+    filled = 0
     fullest: dict[Segment, Instant] = {}
     kept, has_slice, segment = 0, False, gradients[0].segment
 
@@ -111,21 +108,23 @@ def reduce_as_they_come(
         return width * instant.gradients + instant.copies + (slice_bytes if instant.has_slice else 0)
 
     def reduce(newest: int) -> None:
-        nonlocal kept, has_slice
+        nonlocal kept, has_slice, filled
         waiting = sum(gradient.numel for gradient in bucket if gradient.numel > limit)
         see(kept + waiting + newest, copies(bucket))
-        has_slice = has_slice or (makes_slice and any(gradient.of(rank) for gradient in bucket))
+        has_slice = has_slice or (makes_slice and any(gradient.is_of(rank) for gradient in bucket))
         see(kept + waiting + newest)
         if keeps_others:
-            kept += sum(gradient.numel for gradient in bucket if gradient.numel > limit and not gradient.of(rank))
+            kept += sum(gradient.numel for gradient in bucket if gradient.numel > limit and not gradient.is_of(rank))
         bucket.clear()
+        filled = 0
 
     for gradient in gradients:
         segment = gradient.segment
-        if bucket and sum(each.numel for each in bucket) + gradient.numel > limit:
+        if bucket and filled + gradient.numel > limit:
             reduce(gradient.numel)
         see(kept + gradient.numel)
         bucket.append(gradient)
+        filled += gradient.numel
     segment = "reduce"
     reduce(0)
     return fullest

@@ -126,7 +126,7 @@ def _passing(plan: Plan) -> _Passing:
 
 def _touched(gradients: Sequence[Gradient], rank: int) -> int:
     """Elements of all gradients that a rank owns a piece of, whole."""
-    return sum(gradient.numel for gradient in gradients if gradient.of(rank))
+    return sum(gradient.numel for gradient in gradients if gradient.is_of(rank))
 
 
 def _candidates(plan: Plan, gradients: Sequence[Gradient]) -> set[int]:
