@@ -1,6 +1,6 @@
 """The DeepSpeed engine file against real runs of DeepSpeed 0.19.8 on two CPU ranks (tests/data/deepspeed_cpu.json).
 
-Run: pytest tests/test_deepspeed_measured.py. Each phase's peak within 5%, what stays between steps within 1.5%; the
+Run: pytest tests/test_deepspeed_measured.py. Each phase's peak within 3.5%, what stays between steps within 1.5%; the
 gathered sets of ZeRO-3 to the element. cuBLAS, which the CPU has not, is left out; closed-form activations of
 16 tokens are in.
 """
@@ -44,7 +44,7 @@ def test_each_phases_peak(case: dict[str, Any], inventory: Inventory):
     peaks = {phase.value: budget.totals[index] - on_gpu_only for phase, index in budget.phase_peaks().items()}
     for phase, measured in case["bytes_per_parameter"].items():
         predicted = peaks[phase] / inventory.n_params
-        assert predicted == pytest.approx(measured, rel=0.015 if phase == "idle" else 0.05), phase
+        assert predicted == pytest.approx(measured, rel=0.015 if phase == "idle" else 0.035), phase
 
 
 @pytest.mark.parametrize(

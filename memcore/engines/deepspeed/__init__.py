@@ -1,9 +1,7 @@
 """DeepSpeed's ZeRO stages: slices, gradients through the backward, buckets, and the step's copies.
 
 Read from deepspeed 0.19.8 (runtime/zero/stage_1_and_2.py, stage3.py, bf16_optimizer.py, fp16/fused_optimizer.py)
-and held against real runs of it on two CPU ranks, 33.6M parameters, gloo's own staging left out (B per
-parameter): ZeRO-0 14 between steps, 18 in the backward, 24 in the step; ZeRO-1 backward 11.1; ZeRO-2 backward
-10.3 and step 12.0; ZeRO-3 step 11.1; gathered sets to the element.
+and held against real runs of it on two and four CPU ranks, gloo's own staging left out: docs/engines.md.
 """
 
 from memcore.engines.base import Inputs
