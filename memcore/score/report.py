@@ -74,7 +74,9 @@ def score_text(scores: Sequence[Score], unit: ByteUnit, by: str | None) -> str:
         predicted = [score for score in part if score.status is Status.PREDICTED]
         if predicted:
             parts += [name] * bool(name) + [_predictions(predicted, unit)]
-    return "\n\n".join([*parts, *_unpredicted(scores), _summary(scores)])
+    text = "\n\n".join([*parts, *_unpredicted(scores), _summary(scores)])
+    # A file may come from anywhere: nothing of it is a terminal's command.
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
 
 def _predictions(scores: Sequence[Score], unit: ByteUnit) -> str:

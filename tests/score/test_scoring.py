@@ -199,3 +199,7 @@ class TestOutput:
         assert "workload.compile" in text
         assert "#4: id is missing." in text
         assert "Out of scope" in text
+
+    def test_nothing_of_a_file_is_a_terminals_command(self):
+        text = score_text([score(workload__loss="\x1b[2J"), score_run({"id": "\x1b]0;"}, 2, ask)], ByteUnit.GB, None)
+        assert "\x1b" not in text
