@@ -30,6 +30,7 @@ from memcore.jobs import LightLane
 from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
+from memcore.score import command as score_command
 from memcore.settings import settings
 from memcore.suggest import command as suggest_command
 from memcore.text import (
@@ -140,6 +141,8 @@ def _parser() -> _Parser:
     bench_command.add_options(command("bench", _bench, about_bench))
     about_verify = _("run the real engine on this machine and lay what it takes beside the prediction")
     verify_command.add_options(command("verify", _verify, about_verify))
+    about_score = _("predictions beside what runs were measured to take; exit status 3 where some are not predicted")
+    score_command.add_options(command("score", _score, about_score))
     return parser
 
 
@@ -206,6 +209,11 @@ def _bench(args: argparse.Namespace) -> tuple[int, str]:
 def _verify(args: argparse.Namespace) -> tuple[int, str]:
     output = verify_command.answer(args, _ask, _read)
     return 0, output if isinstance(output, str) else _json(output)
+
+
+def _score(args: argparse.Namespace) -> tuple[int, str]:
+    status, output = score_command.answer(args, _ask, _read)
+    return status, output if isinstance(output, str) else _json(output)
 
 
 @cache

@@ -1,0 +1,103 @@
+"""The one adapter from a measured run to a scenario."""
+
+from typing import Any
+
+from memcore.engine_options import EngineName
+from memcore.recipes import DType
+from memcore.scenario import Scenario, parse_scenario
+from memcore.score.gaps import ATTENTIONS, CHECKPOINTINGS, LOSSES, OPTIMIZERS, SETTINGS, gaps_of
+from memcore.score.record import Run
+
+
+def scenario_of(run: Run) -> Scenario:
+    """The run as a scenario. Raises UserError where a scenario refuses it; a run with gaps has none."""
+    assert not gaps_of(run), "what cannot be expressed is not to be left out"
+    return parse_scenario(
+        {
+            "model": {"config": dict(run.model.config)},
+            "hardware": {"gpu": run.hardware.gpu, "gpus": run.hardware.gpus},
+            "parallelism": _parallelism(run),
+            "engine_config": _engine_config(run),
+            "recipe": _recipe(run),
+            "offload": _offload(run),
+            "workload": _workload(run),
+        }
+    )
+
+
+def _parallelism(run: Run) -> dict[str, Any]:
+    staged = run.parallelism.engine == EngineName.DEEPSPEED
+    stage = {"zero_stage": run.parallelism.zero_stage} if staged else {}
+    return {"engine": run.parallelism.engine, "dp": run.parallelism.dp, **stage}
+
+
+def _engine_config(run: Run) -> dict[str, Any] | None:
+    engine, given = EngineName(run.parallelism.engine), run.engine_config or {}
+    own = {name: given[name] for name in SETTINGS.get(engine, ()) if given.get(name) is not None}
+    if engine is EngineName.DEEPSPEED:
+        return {"zero_optimization": own}
+    if engine is EngineName.FSDP2:
+        return {
+            "reshard_after_forward": run.parallelism.reshard_after_forward,
+            "cpu_offload": run.workload.offload != "none",
+        }
+    return own or None
+
+
+def _recipe(run: Run) -> dict[str, Any]:
+    recipe, lora = run.recipe, run.recipe.lora
+    common: dict[str, Any] = {
+        "method": recipe.method,
+        "optimizer": {**OPTIMIZERS[recipe.optimizer], "implementation": recipe.optimizer_impl},
+        "convention": _convention(run),
+        "param_dtype": recipe.param_dtype,
+        "compute_dtype": recipe.compute_dtype,
+        "reduce_dtype": _reduce_dtype(run),
+    }
+    if lora is not None:
+        adapters = {name: getattr(lora, name) for name in ("rank", "targets", "dropout", "adapter_dtype")}
+        common |= {"lora": adapters, "quantization": recipe.quantization}
+        if run.parallelism.engine != EngineName.DEEPSPEED:
+            return common  # gradients and states are the adapters'
+    if recipe.optimizer_state_dtype in set(DType):  # else the optimizer's own
+        common["state_dtype"] = recipe.optimizer_state_dtype
+    if common["convention"] != "deepspeed_fp32_grad":  # which keeps both
+        common["grad_dtype"] = recipe.grad_dtype
+    return {**common, "master_dtype": "fp32" if recipe.master_weights else "none"}
+
+
+def _convention(run: Run) -> str:
+    """The convention whose program the run's dtypes are of; the dtypes themselves are the run's."""
+    recipe, engine = run.recipe, run.parallelism.engine
+    if recipe.param_dtype != recipe.compute_dtype:
+        return "amp_autocast" if recipe.autocast else "fsdp2_mixed"
+    if engine == EngineName.DEEPSPEED and recipe.param_dtype != "fp32":
+        return "zero_paper" if recipe.grad_dtype == recipe.param_dtype else "deepspeed_fp32_grad"
+    return {"fp32": "fp32", "bf16": "pure_bf16", "fp16": "pure_fp16"}[recipe.compute_dtype]
+
+
+def _reduce_dtype(run: Run) -> str:
+    """The dtype that gradients are reduced in: FSDP2's is that of the computation where none is given."""
+    given: str | None = (run.engine_config or {}).get("reduce_dtype")
+    of_engine = run.recipe.compute_dtype if run.parallelism.engine == EngineName.FSDP2 else run.recipe.grad_dtype
+    return given or of_engine
+
+
+def _offload(run: Run) -> dict[str, Any]:
+    away = run.parallelism.engine == EngineName.DEEPSPEED and run.workload.offload != "none"
+    return {"optimizer": "cpu", "parameters": "cpu"} if away else {}
+
+
+def _workload(run: Run) -> dict[str, Any]:
+    work = run.workload
+    selective = work.checkpointing == "selective_op"
+    return {
+        "micro_batch": work.micro_batch,
+        "seq_len": work.seq_len,
+        "grad_accum": work.grad_accum,
+        "attention": ATTENTIONS[work.attention],
+        "checkpointing": "save(attention)" if selective else CHECKPOINTINGS[work.checkpointing],
+        "reentrant": work.checkpointing == "full_reentrant",
+        "loss": LOSSES[work.loss],
+        "logits_retained": work.logits_retained,
+    }

@@ -1,0 +1,63 @@
+"""The command ``python -m memcore score``: predictions beside published, measured runs, or runs of one's own."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from time import monotonic
+
+from memcore.budget import Ask
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.score.record import MAX_RUNS_CHARS, read_runs
+from memcore.score.report import score_csv, score_report, score_text
+from memcore.score.scoring import Score, Status, score_run
+from memcore.units import ByteUnit
+
+ALL_SCORED, SOME_NOT = 0, 3
+_BETWEEN_S = 1.0
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The command's own options."""
+    parser.add_argument("runs", metavar="RUNS.json", help=_('measured runs as JSON; "-" reads standard input'))
+    parser.add_argument("--by", choices=("regime", "family", "source"), help=_("group the table by this field"))
+    parser.add_argument("--csv", action="store_true", help=_("write CSV, a row for each run"))
+    parser.add_argument("--trace", action="store_true", help=_("trace the real model wherever one can be traced"))
+
+
+def answer(
+    args: argparse.Namespace, ask: Ask, read: Callable[[str, int], str]
+) -> tuple[int, dict[str, object] | str]:  # fmt: skip
+    """Exit status and output: 0 where every run within the scope is scored, 3 where some are not. Raises UserError
+    for a file that holds no runs."""
+    if args.csv and args.json:
+        raise UserError(_("Give --csv or --json, and not both."))
+    runs = read_runs(read(args.runs, MAX_RUNS_CHARS))
+    scores = _scored(runs, ask, traced=args.trace)
+    whole = all(score.status in (Status.PREDICTED, Status.OUT_OF_SCOPE) for score in scores)
+    return ALL_SCORED if whole else SOME_NOT, _output(args, scores)
+
+
+def _output(args: argparse.Namespace, scores: Sequence[Score]) -> dict[str, object] | str:
+    if args.json:
+        return score_report(scores)
+    return score_csv(scores) if args.csv else score_text(scores, ByteUnit(args.unit), args.by)
+
+
+def _scored(runs: Sequence[object], ask: Ask, *, traced: bool) -> list[Score]:
+    """The scores, and on standard error how far they are: once a second, from the first second on."""
+    scores: list[Score] = []
+    said = monotonic()
+    for number, data in enumerate(runs, start=1):
+        if monotonic() - said >= _BETWEEN_S:
+            said = monotonic()
+            _say(_("{done} of {all} runs are scored.").format(done=number - 1, all=len(runs)))
+        scores.append(score_run(data, number, ask, traced=traced))
+    return scores
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)

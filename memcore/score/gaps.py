@@ -1,0 +1,253 @@
+"""What a scenario cannot express of a run, field by field: such a run is not predicted, since what a prediction
+leaves out would be an error without a name.
+
+Not among a scenario's fields, and rightly: where a run comes from (id, source, split, family, regime, confidence,
+software, assumptions), and of its engine's settings those that move no tensor's bytes (`_ANY` below).
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memcore.activations.loss import NUM_LOSS_CHUNKS, fused_chunk
+from memcore.configs import SHAPE_NAMES
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.i18n import gettext as _
+from memcore.score.record import Run
+from memcore.units import ceil_div
+
+_DTYPES = ("fp32", "bf16", "fp16")
+_MAX_CHARS = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gap:
+    """A field of a run that a scenario cannot express, and what it says, in a few words."""
+
+    field: str
+    what: str
+
+
+# The values of a field that a scenario expresses, where it has another name for them.
+ATTENTIONS = {"flash": "flash", "eager": "eager", "sdpa_efficient": "memory_efficient"}
+CHECKPOINTINGS = {"none": "none", "full": "full", "full_reentrant": "full", "selective_attention": "attention"}
+LOSSES = {
+    "unfused": "unfused",
+    "unfused_fp32_logits": "unfused",
+    "chunked_head_and_ce": "chunked",
+    "fused_linear_ce": "fused",
+}
+OPTIMIZERS: dict[str, dict[str, Any]] = {
+    "adamw": {"name": "adamw"},
+    "adam": {"name": "adam"},
+    "adafactor": {"name": "adafactor"},
+    "adamw_8bit": {"name": "adamw", "bits": 8},
+    "adam_8bit": {"name": "adam", "bits": 8},
+    "paged_adamw": {"name": "adamw", "paged": True},
+    "paged_adamw_8bit": {"name": "adamw", "bits": 8, "paged": True},
+}
+# An engine's settings that a scenario has under the same name.
+SETTINGS = {
+    EngineName.DEEPSPEED: (
+        "reduce_bucket_size",
+        "contiguous_gradients",
+        "overlap_comm",
+        "sub_group_size",
+        "stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_max_live_parameters",
+        "stage3_max_reuse_distance",
+    ),
+    EngineName.DDP: ("gradient_as_bucket_view",),
+}
+# Other settings, at the values for which a scenario stands without naming them.
+_ANY = object()
+_IMPLIED: dict[str, dict[str, Any]] = {
+    # DeepSpeed gathers weights in place, in the flat group's own memory, and sends gradients from its bucket.
+    EngineName.DEEPSPEED: {"allgather_bucket_size": _ANY, "reduce_scatter": _ANY},
+    EngineName.DDP: {"ddp_bucket_cap_mb": 25},  # torch 2.13, nn/parallel/distributed.py: the default
+    EngineName.FSDP2: {"fsdp_units": "block_root", "reshard_exception": None},
+}
+_IMPLIED_ANYWHERE: dict[str, Any] = {
+    "expandable_segments": _ANY,  # how the allocator lays out what it reserves: the ladder has the least of it
+    "fp8_all_gather": False,
+    "async_tp": False,
+    "overlap_grad_reduce": False,
+    "overlap_param_gather": False,
+    "overlap_moe_comm": False,
+    "expert_tensor_parallel": 1,
+    "attention_softmax_fp32": False,
+}
+
+
+def beyond_scope(run: Run) -> tuple[str, ...]:
+    """The degrees of parallelism beside data parallelism that are above 1, such as ``tp = 2``."""
+    degrees = {name: getattr(run.parallelism, name) for name in ("tp", "pp", "cp", "ep")}
+    return tuple(f"{name} = {degree}" for name, degree in degrees.items() if degree > 1)
+
+
+def gaps_of(run: Run) -> tuple[Gap, ...]:
+    """Everything that a scenario cannot express of a run within the scope, in the record's order of fields."""
+    return (*_model(run), *_parallelism(run), *_dtypes(run), *_training(run), *_adapters(run), *_workload(run))
+
+
+def divides_weights(run: Run) -> bool:
+    """Whether ranks share the weights out among them."""
+    return run.parallelism.zero_stage == 3 and run.parallelism.dp > 1
+
+
+def _unless(field: str, value: object, *expressed: object) -> Iterator[Gap]:
+    """A gap where the value is none of those that are expressed."""
+    if not any(value is each or (type(value) is type(each) and value == each) for each in expressed):
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+        yield Gap(field=field, what=f"{field} = {shown[:_MAX_CHARS]}")
+
+
+def _model(run: Run) -> Iterator[Gap]:
+    yield from _unless("model.auto_class", run.model.auto_class, "AutoModelForCausalLM")
+    rates = [
+        value for name, value in run.model.config.items() if "drop" in name and isinstance(value, int | float)
+    ] or [0.0]  # fmt: skip
+    if run.workload.dropout is not None and run.workload.dropout not in rates:
+        yield from _unless("workload.dropout", run.workload.dropout)
+
+
+def _parallelism(run: Run) -> Iterator[Gap]:
+    parallelism = run.parallelism
+    if parallelism.engine not in set(EngineName):
+        yield from _unless("parallelism.engine", parallelism.engine)
+        return  # its settings are its own
+    engine = EngineName(parallelism.engine)
+    options, of_fsdp2 = ENGINE_OPTIONS[engine], engine is EngineName.FSDP2
+    yield from _unless("parallelism.zero_stage", parallelism.zero_stage, *(options.stages or (options.fixed_stage,)))
+    yield from _unless("parallelism.sequence_parallel", parallelism.sequence_parallel, False)
+    yield from _unless("parallelism.vpp", parallelism.vpp, None)
+    yield from _unless("parallelism.microbatches", parallelism.microbatches, None)
+    resharded = (True, False) if of_fsdp2 else (None,)
+    yield from _unless("parallelism.reshard_after_forward", parallelism.reshard_after_forward, *resharded)
+    yield from _unless("parallelism.prefetch", parallelism.prefetch, None, *(["implicit"] if of_fsdp2 else []))
+    yield from _settings(run, engine)
+
+
+def _settings(run: Run, engine: EngineName) -> Iterator[Gap]:
+    implied = {**_IMPLIED_ANYWHERE, **_IMPLIED.get(engine, {})}
+    own_reduction = engine in (EngineName.FSDP2, EngineName.DEEPSPEED)
+    implied["reduce_dtype"] = _ANY if own_reduction else run.recipe.grad_dtype
+    implied["no_sync_accumulation"] = False if run.workload.grad_accum > 1 else _ANY
+    for name, value in (run.engine_config or {}).items():
+        if name in SETTINGS.get(engine, ()) or (name in implied and implied[name] is _ANY) or value is None:
+            continue
+        expressed = (implied[name],) if name in implied else ()
+        yield from _unless(f"engine_config.{name}", value, *expressed)
+
+
+def _dtypes(run: Run) -> Iterator[Gap]:
+    """What the weights, the computation and autocast between them say."""
+    recipe, engine = run.recipe, run.parallelism.engine
+    yield from _unless("recipe.param_dtype", recipe.param_dtype, *_DTYPES)
+    yield from _unless("recipe.norm_dtype", recipe.norm_dtype, None, recipe.param_dtype)
+    yield from _unless("recipe.compute_dtype", recipe.compute_dtype, *_DTYPES)
+    same = recipe.param_dtype == recipe.compute_dtype
+    cast = recipe.param_dtype == "fp32" and (recipe.autocast or engine == EngineName.FSDP2)
+    if not same and not cast:
+        pair = {"stored": recipe.param_dtype, "computed": recipe.compute_dtype}
+        yield Gap(
+            field="recipe.compute_dtype", what=_("{stored} weights that compute in {computed}").format(**pair)
+        )  # fmt: skip
+    if recipe.autocast and same and recipe.lora is not None and recipe.lora.adapter_dtype != recipe.compute_dtype:
+        pair = {"stored": recipe.param_dtype, "adapters": recipe.lora.adapter_dtype}
+        what = _("recipe.autocast over {stored} weights with {adapters} adapters").format(**pair)
+        yield Gap(field="recipe.autocast", what=what)
+
+
+def _training(run: Run) -> Iterator[Gap]:
+    """The optimizer, and what is kept of gradients and states."""
+    recipe = run.recipe
+    yield from _unless("recipe.optimizer", recipe.optimizer, *OPTIMIZERS)
+    yield from _unless("recipe.optimizer_in_backward", recipe.optimizer_in_backward, False)
+    if recipe.method == "full" and run.parallelism.engine != EngineName.DEEPSPEED:
+        # torch keeps a gradient in the dtype of its parameter.
+        yield from _unless("recipe.grad_dtype", recipe.grad_dtype, recipe.param_dtype)
+    if recipe.optimizer in OPTIMIZERS:
+        yield from _unless("recipe.optimizer_state_dtype", recipe.optimizer_state_dtype, *_state_dtypes(run))
+
+
+def _state_dtypes(run: Run) -> tuple[str, ...]:
+    """The dtypes that the optimizer's states can have in a scenario."""
+    optimizer, lora = OPTIMIZERS[run.recipe.optimizer], run.recipe.lora
+    if optimizer.get("bits") == 8:
+        return ("int8",)
+    if optimizer.get("paged"):
+        return ("fp32",)
+    if optimizer["name"] == "adafactor":
+        return ("fp32_factored",)
+    if lora is not None and run.parallelism.engine != EngineName.DEEPSPEED:
+        return (lora.adapter_dtype,)
+    return _DTYPES
+
+
+def _adapters(run: Run) -> Iterator[Gap]:
+    recipe, lora = run.recipe, run.recipe.lora
+    yield from _unless("recipe.method", recipe.method, "full", "lora", "qlora")
+    packed = recipe.method == "qlora"
+    yield from _unless("recipe.quantization", recipe.quantization, *(("nf4", "nf4_double_quant") if packed else [None]))
+    yield from _unless("recipe.quant_group_size", recipe.quant_group_size, None, *([64] if packed else []))
+    yield from _unless("recipe.quantize_lm_head", recipe.quantize_lm_head, None, False)
+    if recipe.method == "full" or lora is None:
+        if (recipe.method == "full") != (lora is None):
+            yield from _unless("recipe.lora", _("given") if lora else None)
+        return
+    yield from _unless("recipe.lora.modules_to_save", lora.modules_to_save or None, None)
+    yield from _unless("recipe.lora.sharded", lora.sharded, None, divides_weights(run))
+    if run.parallelism.engine == EngineName.DEEPSPEED:
+        yield from _unless("recipe.lora.adapter_dtype", lora.adapter_dtype, recipe.param_dtype)
+    else:
+        yield from _unless("recipe.lora.adapter_dtype", lora.adapter_dtype, *_DTYPES)
+        yield from _unless("recipe.grad_dtype", recipe.grad_dtype, lora.adapter_dtype)
+        yield from _unless("recipe.master_weights", recipe.master_weights, False)
+
+
+def _workload(run: Run) -> Iterator[Gap]:
+    work = run.workload
+    yield from _unless("workload.attention", work.attention, *ATTENTIONS)
+    if work.checkpointing == "selective_op":
+        if work.sac_save != ["sdpa"]:
+            yield from _unless("workload.sac_save", work.sac_save)
+    else:
+        yield from _unless("workload.checkpointing", work.checkpointing, *CHECKPOINTINGS)
+        yield from _unless("workload.sac_save", work.sac_save, None)
+    yield from _loss(run)
+    yield from _unless("workload.compile", work.compile, False)
+    yield from _unless("workload.loss_compiled", work.loss_compiled, False)
+    yield from _unless("workload.fused_kernels", work.fused_kernels, [])
+    offloads = {EngineName.FSDP2: ["params+grads+optimizer"], EngineName.DEEPSPEED: ["params+optimizer"]}
+    allowed = offloads.get(EngineName(run.parallelism.engine), []) if run.parallelism.engine in offloads else []
+    yield from _unless("workload.offload", work.offload, "none", *allowed)
+
+
+def _loss(run: Run) -> Iterator[Gap]:
+    """A scenario's losses: on the whole logits in FP32; head and loss in torchtune's 8 chunks; Liger's, fused."""
+    work = run.workload
+    yield from _unless("workload.loss", work.loss, *LOSSES)
+    if (kind := LOSSES.get(work.loss)) is None:
+        return
+    dtype = {"unfused": "fp32", "chunked": run.recipe.compute_dtype, "fused": None}[kind]
+    if work.logits_dtype != dtype:
+        what = _("{loss} on logits in {dtype}").format(loss=work.loss, dtype=work.logits_dtype)
+        yield Gap(field="workload.logits_dtype", what=what)
+    chunks = {"unfused": None, "chunked": NUM_LOSS_CHUNKS, "fused": _num_fused_chunks(run)}[kind]
+    if work.loss_chunks != chunks and (kind == "unfused" or work.loss_chunks is not None):
+        yield from _unless("workload.loss_chunks", work.loss_chunks)
+    if kind == "fused":
+        yield from _unless("workload.logits_retained", work.logits_retained, False)
+
+
+def _num_fused_chunks(run: Run) -> int | None:
+    """How many chunks Liger's loss makes of a micro-batch; None without the model's sizes."""
+    sizes = [next((run.model.config[name] for name in SHAPE_NAMES[key] if name in run.model.config), None)
+             for key in ("vocab_size", "hidden_size")]  # fmt: skip
+    vocab, hidden = sizes
+    if not (isinstance(vocab, int) and isinstance(hidden, int) and vocab > 0 and hidden > 0):
+        return None
+    tokens = run.workload.micro_batch * run.workload.seq_len
+    return ceil_div(tokens, fused_chunk(tokens, vocab, hidden))

@@ -1,0 +1,127 @@
+"""A scoreboard as JSON data, as rows of CSV, and as text."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from memcore.columns import table, wrap
+from memcore.i18n import gettext as _
+from memcore.score.scoring import Score, Status
+from memcore.score.summary import by_group, reasons, split, summarise
+from memcore.units import ByteUnit, format_bytes
+
+_COLUMNS = (
+    "id", "status", "source", "family", "regime", "gold", "metric", "predicted_bytes", "measured_bytes", "error_pct",
+    "evidence", "binding_phase", "reason",
+)  # fmt: skip
+
+
+def score_report(scores: Sequence[Score]) -> dict[str, Any]:
+    """The scoreboard as JSON data, in whole bytes per GPU; errors in per cent of what was measured."""
+    return {"runs": [_record(score) for score in scores], "summary": summarise(scores)}
+
+
+def score_csv(scores: Sequence[Score]) -> str:
+    """The scoreboard as CSV, a row for each record."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(_COLUMNS)
+    rows.writerows([_plain(_facts(score)[name]) for name in _COLUMNS] for score in scores)
+    return text.getvalue().rstrip("\n")
+
+
+def _facts(score: Score) -> dict[str, Any]:
+    """What the record says, and what became of it, by column."""
+    run, budget = score.run, score.budget
+    return {
+        "id": score.run_id,
+        "status": score.status.value,
+        "source": run and run.source,
+        "family": run and run.family,
+        "regime": run and run.regime,
+        "gold": run and run.gold,
+        "metric": run and run.measured.metric,
+        "predicted_bytes": score.predicted_bytes,
+        "measured_bytes": run and run.measured.bytes,
+        "error_pct": score.error_pct,
+        "evidence": score.evidence and score.evidence.value,
+        "binding_phase": budget and budget.binding_phase.value,
+        "reason": score.reason,
+    }
+
+
+def _plain(value: object) -> object:
+    """A cell; text that a spreadsheet would take for a formula is quoted."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
+
+
+def _record(score: Score) -> dict[str, Any]:
+    shares = score.budget.at_peak() if score.budget else []
+    return {
+        **_facts(score),
+        "gaps": [{"field": gap.field, "what": gap.what} for gap in score.gaps],
+        "notes": list(score.notes),
+        "terms": [{"name": term.name, "category": term.category.value, "bytes": num} for term, num in shares],
+    }
+
+
+def score_text(scores: Sequence[Score], unit: ByteUnit, by: str | None) -> str:
+    """The scoreboard for a terminal: predictions, `by` a field of the runs, then what is not predicted and why, then
+    the summary."""
+    parts = []
+    for name, part in split(scores, by).items() if by else [("", scores)]:
+        predicted = [score for score in part if score.status is Status.PREDICTED]
+        if predicted:
+            parts += [name] * bool(name) + [_predictions(predicted, unit)]
+    text = "\n\n".join([*parts, *_unpredicted(scores), _summary(scores)])
+    # A file may come from anywhere: nothing of it is a terminal's command.
+    return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+
+def _predictions(scores: Sequence[Score], unit: ByteUnit) -> str:
+    heading = [_("run"), _("predicted"), _("measured"), _("error"), _("metric"), _("evidence"), _("peak in")]
+    rows = [heading]
+    for score in scores:
+        facts = _facts(score)
+        sizes = [format_bytes(facts[f"{name}_bytes"], unit) for name in ("predicted", "measured")]
+        others = [facts["metric"], facts["evidence"], facts["binding_phase"]]
+        rows.append([score.run_id, *sizes, _percent(score.error_pct, signed=True), *others])
+    return table(rows, "~>>><<<")
+
+
+def _unpredicted(scores: Sequence[Score]) -> list[str]:
+    """Runs without a prediction: those that could not be read, each; the rest by what cannot be expressed."""
+    parts = []
+    if malformed := [score for score in scores if score.status is Status.MALFORMED]:
+        lines = [line for score in malformed for line in wrap(f"{score.run_id}: {score.reason}")]
+        parts.append("\n".join([_("Records that cannot be read:"), *lines]))
+    if found := reasons(scores):
+        rows = [[_("what a scenario cannot express"), _("runs"), _("for this alone"), _("such as")]]
+        for field, count in found.items():
+            such = next(gap.what for score in scores for gap in score.gaps if gap.field == field)
+            rows.append([field, str(count["records"]), str(count["alone"]), such])
+        parts.append(table(rows, "<>>~"))
+    if beyond := sum(score.status is Status.OUT_OF_SCOPE for score in scores):
+        sentence = _("Out of scope, with tensor, pipeline, context or expert parallelism: {count} runs.")
+        parts.append(sentence.format(count=beyond))
+    return parts
+
+
+def _summary(scores: Sequence[Score]) -> str:
+    """Errors by what was measured, over all runs and in each regime."""
+    heading = [_("regime"), _("measured as"), _("runs"), _("predicted"), _("median"), "90%", _("median, signed")]
+    rows = [heading]
+    for regime, part in [(_("all"), scores), *split(scores, "regime").items()]:
+        for group, found in by_group(part).items():
+            if found.n and (found.predicted or part is scores):
+                errors = [_percent(found.median_abs_pct), _percent(found.p90_abs_pct)]
+                signed = _percent(found.median_signed_pct, signed=True)
+                rows.append([regime, group, str(found.n), str(found.predicted), *errors, signed])
+    return table(rows, "<<>>>>>")
+
+
+def _percent(value: float | None, *, signed: bool = False) -> str:
+    if value is None:
+        return "-"
+    return f"{value:+.1f}%" if signed else f"{value:.1f}%"

@@ -1,0 +1,185 @@
+"""From a measured run to a scenario: no field is left out in silence. Run: pytest tests/score/test_score_adapter.py"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from made_up_run import KINDS, made_up, put
+
+from memcore.errors import UserError
+from memcore.scenario import scenario_data
+from memcore.score.adapter import scenario_of
+from memcore.score.gaps import beyond_scope, gaps_of
+from memcore.score.record import parse_run
+
+# Fields that say where a run comes from, what was measured, or what the counted config is compared with.
+BESIDE = {
+    "id", "source", "split", "family", "regime", "confidence", "gold", "assumptions", "model.name", "model.n_params",
+    "model.n_params_config", "recipe.lora.trainable_params",
+    *(f"software.{name}" for name in ("framework", "date", "torch", "transformers")),
+    *(f"measured.{name}" for name in ("bytes", "metric", "steady_bytes", "rank", "precision_bytes", "others")),
+    # No tensor's bytes depend on them.
+    "engine_config.allgather_bucket_size", "engine_config.reduce_scatter",
+}  # fmt: skip
+# Another value of each field that a scenario may depend on.
+OTHER: dict[str, Any] = {
+    "model.auto_class": "AutoModelForSequenceClassification",
+    "hardware.gpu": "H100-80GB",
+    "hardware.gpus": 4,
+    "parallelism.engine": "fsdp1",
+    "parallelism.zero_stage": 1,
+    "parallelism.dp": 4,
+    "parallelism.tp": 2,
+    "parallelism.pp": 2,
+    "parallelism.vpp": 2,
+    "parallelism.microbatches": 4,
+    "parallelism.cp": 2,
+    "parallelism.ep": 2,
+    "parallelism.reshard_after_forward": 2,
+    "parallelism.prefetch": "backward_pre",
+    "recipe.method": "other",
+    "recipe.param_dtype": "fp16",
+    "recipe.norm_dtype": "other",
+    "recipe.compute_dtype": "fp8",
+    "recipe.grad_dtype": "fp16",
+    "recipe.optimizer": "adam",
+    "recipe.optimizer_impl": "fused",
+    "recipe.optimizer_state_dtype": "fp16",
+    "recipe.quantization": "gptq_int4",
+    "recipe.quant_group_size": 128,
+    "recipe.quantize_lm_head": True,
+    "recipe.lora": {"rank": 4},
+    "recipe.lora.rank": 8,
+    "recipe.lora.targets": ["q_proj"],
+    "recipe.lora.dropout": 0.1,
+    "recipe.lora.modules_to_save": ["lm_head"],
+    "recipe.lora.adapter_dtype": "fp16",
+    "recipe.lora.sharded": True,
+    "workload.micro_batch": 4,
+    "workload.seq_len": 64,
+    "workload.grad_accum": 2,
+    "workload.attention": "eager",
+    "workload.checkpointing": "full",
+    "workload.sac_save": ["sdpa"],
+    "workload.loss": "fused_ce",
+    "workload.loss_chunks": 4,
+    "workload.logits_dtype": "bf16",
+    "workload.dropout": 0.1,
+    "workload.fused_kernels": ["rope"],
+    "workload.offload": "activations",
+    "engine_config": {"no_such": 1},
+    "engine_config.fsdp_units": "block_embed_head",
+    "engine_config.reduce_dtype": "bf16",
+}
+# Autocast has nothing to cast where the weights have the computation's dtype, unless adapters have another; FSDP2
+# casts what it gathers.
+NOTHING_TO_CAST = ("single", "ddp", "deepspeed")
+
+
+def leaves(data: Any, path: str = "") -> Iterator[str]:
+    if isinstance(data, dict) and data and path != "model.config":
+        for name, value in data.items():
+            yield from leaves(value, f"{path}.{name}" if path else name)
+    else:
+        yield path
+
+
+def another(path: str, value: object) -> object:
+    if isinstance(value, bool):
+        return not value
+    return OTHER.get(path, value + 7 if isinstance(value, int) else None)
+
+
+def outcome(data: dict[str, Any]) -> object:
+    """The scenario, or why there is none."""
+    try:
+        run = parse_run(data)
+        return beyond_scope(run) or gaps_of(run) or scenario_data(scenario_of(run))
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_run_is_a_scenario(kind: str):
+    assert isinstance(outcome(made_up(kind)), dict), outcome(made_up(kind))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_value_of_any_field_is_another_scenario_or_none(kind: str):
+    before = outcome(made_up(kind))
+    for path in set(leaves(made_up(kind))) - BESIDE - {"model.config"}:
+        if path == "recipe.autocast" and kind in NOTHING_TO_CAST:
+            continue
+        data = made_up(kind)
+        value = made_up(kind)
+        for part in path.split("."):
+            value = value[part]
+        put(data, path, another(path, value))
+        assert outcome(data) != before, path
+
+
+def test_the_config_is_the_scenarios_own():
+    data = made_up()
+    assert outcome(data)["model"]["config"]["hidden_size"] == 64  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "expected"),
+    [
+        ("single", {}, {"convention": "pure_bf16"}),
+        (
+            "single",
+            {"recipe__param_dtype": "fp32", "recipe__grad_dtype": "fp32", "recipe__autocast": True},
+            {"convention": "amp_autocast", "compute_dtype": "bf16"},
+        ),
+        ("fsdp2", {}, {"convention": "fsdp2_mixed", "reduce_dtype": "fp32"}),
+        ("deepspeed", {"recipe__grad_dtype": "fp32"}, {"convention": "deepspeed_fp32_grad"}),
+        ("deepspeed", {}, {"master_dtype": "fp32", "state_dtype": "fp32", "grad_dtype": "bf16"}),
+        ("single", {"recipe__optimizer": "paged_adamw_8bit", "recipe__optimizer_impl": None,
+                    "recipe__optimizer_state_dtype": "int8"},
+         {"optimizer": {"name": "adamw", "bits": 8, "paged": True}}),
+    ],
+)  # fmt: skip
+def test_dtypes_are_a_convention_with_the_runs_own(kind: str, changes: dict[str, Any], expected: dict[str, Any]):
+    recipe = scenario_of(parse_run(made_up(kind, **changes))).recipe.model_dump(mode="json", exclude_none=True)
+    recipe["optimizer"] = {name: value for name, value in recipe["optimizer"].items() if value is not False}
+    assert {name: recipe[name] for name in expected} == expected
+
+
+def test_engine_settings_arrive():
+    config = scenario_of(parse_run(made_up("deepspeed"))).zero_config
+    assert (config.reduce_bucket_size, config.overlap_comm, config.stage3_max_live_parameters) == (1000, True, 10**6)
+    views = scenario_of(parse_run(made_up("ddp", engine_config={"gradient_as_bucket_view": True})))
+    assert scenario_data(views)["engine_config"] == {"gradient_as_bucket_view": True}
+    offloaded = scenario_of(parse_run(made_up("fsdp2", workload__offload="params+grads+optimizer")))
+    assert offloaded.fsdp2_config.cpu_offload
+    whole = scenario_of(parse_run(made_up("fsdp2", parallelism__reshard_after_forward=False)))
+    assert not whole.fsdp2_config.reshard_after_forward
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"recipe__autocast": True}, "recipe.autocast"),
+        ({"recipe__master_weights": True}, "recipe.master_weights"),
+        ({"recipe__grad_dtype": "bf16"}, "recipe.grad_dtype"),
+        ({"recipe__lora": None}, "recipe.lora"),
+        ({"workload__loss": "fused_linear_ce", "workload__logits_dtype": None, "workload__loss_chunks": 3},
+         "workload.loss_chunks"),
+        ({"workload__loss": "unfused", "workload__logits_dtype": "bf16"}, "workload.logits_dtype"),
+    ],
+)  # fmt: skip
+def test_what_a_scenario_cannot_express_of_adapters_and_losses(changes: dict[str, Any], field: str):
+    assert [gap.field for gap in gaps_of(parse_run(made_up("lora", **changes)))] == [field]
+
+
+def test_ligers_chunks_are_those_of_its_rule():
+    """256 tokens, a vocabulary 8 times as wide as the hidden size: 8 chunks of 32."""
+    fused = {"workload__loss": "fused_linear_ce", "workload__logits_dtype": None}
+    assert gaps_of(parse_run(made_up(**fused, workload__loss_chunks=8))) == ()
+    assert gaps_of(parse_run(made_up(**fused, workload__loss_chunks=None))) == ()
+
+
+def test_parallelism_beyond_the_scope_is_named():
+    run = parse_run(made_up(parallelism__tp=2, parallelism__ep=4, hardware__gpus=2))
+    assert beyond_scope(run) == ("tp = 2", "ep = 4")
