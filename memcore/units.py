@@ -48,6 +48,15 @@ def format_bytes(num_bytes: float, unit: ByteUnit = ByteUnit.GB, digits: int | N
     raise AssertionError("the last label is taken for any size")
 
 
+def format_precisely(num_bytes: int, unit: ByteUnit) -> str:
+    """Three decimals in `unit`, or in MB or MiB where it is less than one: what differs by a part of a percent must not
+    read as equal."""
+    if num_bytes >= unit.size:
+        return format_bytes(num_bytes, unit, 3)
+    size, label = (10**6, "MB") if unit is ByteUnit.GB else (MIB, "MiB")
+    return f"{num_bytes / size:,.3f} {label}"
+
+
 def _significant(value: float) -> str:
     """At most two decimals, no trailing zeros: 38.5, 26.25, 112, 1,024."""
     text = f"{value:,.2f}"

@@ -16,6 +16,7 @@ from memcore.units import (
     ceil_div,
     format_bytes,
     format_count,
+    format_precisely,
     format_rate,
     format_seconds,
     parse_count,
@@ -131,3 +132,17 @@ def test_ceil_div_is_exact(numerator: int, denominator: int):
     quotient = ceil_div(numerator, denominator)
     assert (quotient - 1) * denominator < numerator <= quotient * denominator
     assert round_up(numerator, denominator) == quotient * denominator
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "unit", "text"),
+    [
+        (102_301_234, ByteUnit.GB, "102.301 MB"),
+        (2_000_500_000, ByteUnit.GB, "2.001 GB"),
+        (2**20, ByteUnit.GIB, "1.000 MiB"),
+        (3 * 2**30, ByteUnit.GIB, "3.000 GiB"),
+        (0, ByteUnit.GB, "0.000 MB"),
+    ],
+)
+def test_a_precise_text_keeps_parts_of_a_percent_apart(num_bytes: int, unit: ByteUnit, text: str):
+    assert format_precisely(num_bytes, unit) == text

@@ -14,7 +14,7 @@ from memcore.one_step import StepPart, WholeLayers, step_parts, whole_layers
 from memcore.terms import Moment, Phase
 from memcore.ui.charts import layout
 from memcore.ui.palette import GREY, STEP_COLOURS
-from memcore.units import ByteUnit, format_bytes
+from memcore.units import ByteUnit, format_bytes, format_precisely
 
 PART_LABELS = {
     StepPart.WEIGHTS: mark("weights"),
@@ -123,13 +123,13 @@ def _measured(
         name=_("measured"),
         x=[(edges[peaks[phase]] + edges[peaks[phase] + 1]) / 2 for phase in found],
         y=[num_bytes / unit.size for num_bytes in found.values()],
-        text=[format_bytes(num_bytes, unit, 1) for num_bytes in found.values()],
+        text=[_at_point(num_bytes, unit) for num_bytes in found.values()],
         customdata=[_(PHASE_LABELS[phase]) for phase in found],
         mode="markers+text",
         textposition="top center",
         cliponaxis=False,
         marker={"size": 10, "symbol": "diamond", "color": GREY, "line": {"width": 2, "color": "white"}},
-        hovertemplate=_("measured, %{{customdata}}: %{{y:.2f}} {unit}").format(unit=unit.value) + "<extra></extra>",
+        hovertemplate=_("measured, %{customdata}: %{text}") + "<extra></extra>",
         row=1,
         col=1,
     )
@@ -182,3 +182,8 @@ def _axis(figure: go.Figure, timeline: Sequence[Moment], edges: Sequence[float],
         zeroline=False,
     )
     figure.update_xaxes(title=_("one step, moment by moment"), row=last_row, col=1)
+
+
+def _at_point(num_bytes: int, unit: ByteUnit) -> str:
+    """One decimal where that says something, else what a small run took."""
+    return format_bytes(num_bytes, unit, 1) if num_bytes >= unit.size else format_precisely(num_bytes, unit)

@@ -10,7 +10,7 @@ from memcore.explain import PHASE_LABELS, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.terms import Phase
-from memcore.units import MIB, ByteUnit, format_bytes
+from memcore.units import ByteUnit, format_precisely
 from memcore.verify.case import RankFigures
 from memcore.verify.proof import IDLE, PhaseProof, Proof
 from memcore.verify.scaling import crowding
@@ -74,23 +74,15 @@ def signed(percent: float) -> str:
     return f"{rounded:+.2f}%" if rounded else "0.00%"
 
 
-def _size(num_bytes: int, unit: ByteUnit) -> str:
-    """To six digits: what differs by a part of a percent must not read as equal."""
-    if num_bytes >= unit.size:
-        return format_bytes(num_bytes, unit, 3)
-    scale, label = (1e6, "MB") if unit is ByteUnit.GB else (MIB, "MiB")
-    return f"{num_bytes / scale:,.3f} {label}"
-
-
 def phase_rows(proof: Proof, unit: ByteUnit) -> list[tuple[str, str, str, str, str]]:
     """A row for each phase: its name, predicted, measured, the difference, and staging beside it."""
     return [
         (
             phase_label(phase.name),
-            _size(phase.predicted, unit),
-            _size(phase.measured, unit),
+            format_precisely(phase.predicted, unit),
+            format_precisely(phase.measured, unit),
             signed(phase.error_percent),
-            _size(phase.staging, unit) if phase.name != IDLE else "",
+            format_precisely(phase.staging, unit) if phase.name != IDLE else "",
         )
         for phase in proof.phases
     ]
@@ -102,7 +94,7 @@ def term_rows(proof: Proof, unit: ByteUnit) -> list[tuple[str, ...]]:
     shares = [{term.name: share for term, share in phase.terms} for phase in proof.phases]
 
     def row(label: str, values: Iterable[int]) -> tuple[str, ...]:
-        return (label, *(_size(value, unit) if value else "" for value in values))
+        return (label, *(format_precisely(value, unit) if value else "" for value in values))
 
     rows = [row(term_label(name), (share.get(name, 0) for share in shares)) for name in names]
     rows.append(row(_("predicted"), (phase.predicted for phase in proof.phases)))
@@ -148,14 +140,14 @@ def notes(proof: Proof, device: DeviceFacts, unit: ByteUnit) -> list[str]:
     ]
     first = max(max(rank.first.values()) for rank in proof.ranks)
     measured = max(rank.init for rank in proof.ranks)
-    numbers = {"start": _size(measured, unit), "first": _size(first, unit)}
+    numbers = {"start": format_precisely(measured, unit), "first": format_precisely(first, unit)}
     sentence = _("While the engine was started {start} were held at the most, in the first step {first}.")
     if proof.budget.start is not None:
         sentence = _(
             "While the engine was started {start} were held at the most ({predicted} predicted), in the first step "
             "{first}."
         )
-        numbers["predicted"] = _size(proof.budget.start.largest, unit)
+        numbers["predicted"] = format_precisely(proof.budget.start.largest, unit)
     found.append(sentence.format(**numbers))
     if device.kind == "cpu":
         found.append(
