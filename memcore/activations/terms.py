@@ -81,7 +81,7 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     lora = recipe.lora or Lora()
     fp32 = lora.adapter_dtype is DType.FP32 and scenario.parallelism.engine is not EngineName.DEEPSPEED
     experts = any(tensor.role is Role.EXPERTS for tensor in inventory.tensors())
-    return sixteen_bit and fp32 and not lora.dropout and not experts
+    return sixteen_bit and fp32 and not lora.dropout and not lora.autocast and not experts
 
 
 def layer_forms(scenario: Scenario, states: ModelStates, inventory: Inventory) -> tuple[LayerForm, ...] | None:

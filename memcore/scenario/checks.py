@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.optimizers import OPTIMIZERS, OptimizerName
-from memcore.recipes import CONVENTIONS
+from memcore.recipes import CONVENTIONS, DType
 from memcore.scenario.engine_configs import ENGINE_CONFIGS
 from memcore.scenario.fields import refuse
 from memcore.scenario.parts import Device, Method
@@ -77,7 +77,23 @@ def _check_recipe(scenario: "Scenario") -> None:
         message = _("{field} is {value}, which needs the model's shapes: give a catalogue name or a config.json.")
         raise refuse("recipe.method", message, value=recipe.method)
     CONVENTIONS[recipe.convention].check_stage(scenario.parallelism.stage)
+    _check_autocast(scenario)
     _check_optimizer(scenario)
+
+
+def _check_autocast(scenario: "Scenario") -> None:
+    """Autocast around adapters where there is something to cast: FP32 adapters on 16-bit weights."""
+    recipe, field = scenario.recipe, "recipe.lora.autocast"
+    if recipe.lora is None or not recipe.lora.autocast:
+        return
+    if scenario.parallelism.engine not in (EngineName.SINGLE, EngineName.DDP):
+        message = _("{field} is set, which is not predicted for {engine} yet.")
+        raise refuse(field, message, engine=scenario.parallelism.engine.value)
+    convention = CONVENTIONS[recipe.convention]
+    stored = recipe.param_dtype or convention.param_dtype
+    computed = recipe.compute_dtype or convention.compute_dtype
+    if recipe.lora.adapter_dtype is not DType.FP32 or DType.FP32 in (stored, computed):
+        raise refuse(field, _("{field} is set, which does nothing but for FP32 adapters on 16-bit weights."))
 
 
 def _check_optimizer(scenario: "Scenario") -> None:

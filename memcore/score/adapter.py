@@ -56,7 +56,9 @@ def _recipe(run: Run) -> dict[str, Any]:
     }
     if lora is not None:
         adapters = {name: getattr(lora, name) for name in ("rank", "targets", "dropout", "adapter_dtype")}
-        common |= {"lora": adapters, "quantization": recipe.quantization}
+        # Autocast has something to cast where the adapters are not of the weights' dtype.
+        casts = recipe.autocast and recipe.param_dtype == recipe.compute_dtype != lora.adapter_dtype
+        common |= {"lora": {**adapters, "autocast": casts}, "quantization": recipe.quantization}
         if run.parallelism.engine != EngineName.DEEPSPEED:
             return common  # gradients and states are the adapters'
     if recipe.optimizer_state_dtype in set(DType):  # else the optimizer's own

@@ -154,10 +154,9 @@ def _dtypes(run: Run) -> Iterator[Gap]:
         yield Gap(
             field="recipe.compute_dtype", what=_("{stored} weights that compute in {computed}").format(**pair)
         )  # fmt: skip
-    if recipe.autocast and same and recipe.lora is not None and recipe.lora.adapter_dtype != recipe.compute_dtype:
-        pair = {"stored": recipe.param_dtype, "adapters": recipe.lora.adapter_dtype}
-        what = _("recipe.autocast over {stored} weights with {adapters} adapters").format(**pair)
-        yield Gap(field="recipe.autocast", what=what)
+    around = recipe.autocast and same and recipe.lora is not None and recipe.lora.adapter_dtype != recipe.compute_dtype
+    if around and engine not in (EngineName.SINGLE, EngineName.DDP):
+        yield Gap(field="recipe.autocast", what=_("autocast around FP32 adapters under {engine}").format(engine=engine))
 
 
 def _training(run: Run) -> Iterator[Gap]:

@@ -75,7 +75,9 @@ def _stored(request: Request) -> torch.dtype:
     """The dtype in which the model's weights are kept."""
     if request.sharding is not None:
         return DTYPES[request.sharding.param_dtype]
-    return torch.float32 if request.autocast else DTYPES[request.dtype]
+    if request.autocast:
+        return DTYPES[request.stored or "fp32"]
+    return DTYPES[request.dtype]
 
 
 def _adapt(model: Any, adapters: Adapters, *, checkpointed: bool) -> None:

@@ -55,9 +55,9 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which
-    with `autocast` is not the weights', FP32. `loss` "unfused", "chunked", "fused" or "none" (the decoder alone).
-    `full_depth`: run every layer, to check the replay."""
+    """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
+    `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
+    "fused" or "none" (the decoder alone). `full_depth`: run every layer, to check the replay."""
 
     config: Mapping[str, Any]
     micro_batch: int
@@ -69,6 +69,7 @@ class Request:
     reentrant: bool = False
     logits_retained: bool = False
     autocast: bool = False
+    stored: str | None = None
     adapters: Adapters | None = None
     step: Step | None = None
     sharding: Sharding | None = None
@@ -95,6 +96,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
     if config is None:
         return _("A parameter count has no model to trace.")
     work, convention = scenario.workload, precision_of(scenario.recipe).convention
+    around_adapters = scenario.recipe.lora is not None and scenario.recipe.lora.autocast
     request = Request(
         config=dict(config),
         micro_batch=work.micro_batch,
@@ -105,7 +107,8 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         reentrant=work.reentrant,
         loss=work.loss,
         logits_retained=work.logits_retained,
-        autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST,
+        autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST or around_adapters,
+        stored=convention.param_dtype.value if around_adapters else None,
         adapters=_adapters(scenario, convention),
         step=_step(scenario, convention),
         sharding=_sharding(scenario, convention),

@@ -61,6 +61,11 @@ class Case:
     adapters: Adapters | None = None
     autocast: bool = False
 
+    @property
+    def stored(self) -> str | None:
+        """The dtype of the weights, where that is not the computation's: under autocast FP32, but under adapters."""
+        return "fp32" if self.autocast and self.adapters is None else None
+
     def __str__(self) -> str:
         marks = [
             "logits held" if self.logits_retained else "",
@@ -119,6 +124,9 @@ def _cases() -> Iterator[Case]:
             yield case(model, "fp32", "flash", kind, size, adapters=adapters("fp32"))
             yield case(model, "bf16", "flash", kind, size, adapters=adapters("fp32"))
         yield case("llama", "bf16", "flash", kind, size, adapters=adapters("bf16"))
+        for model in ("llama", "gpt2"):
+            yield case(model, "bf16", "flash", kind, size, adapters=adapters("fp32"), autocast=True)
+        yield case("llama", "bf16", "flash", kind, size, adapters=adapters("fp32", "nf4"), autocast=True)
         yield case("llama", "fp32", "flash", kind, size, adapters=adapters("fp32", "nf4"))
         for dtype in ("fp32", "bf16"):
             yield case("llama", "bf16", "flash", kind, size, adapters=adapters(dtype, "nf4_double_quant"))
@@ -262,7 +270,7 @@ def real_peak(case: Case) -> int:
     kernels.register()
     torch.manual_seed(0)
     config = AutoConfig.for_model(**CONFIGS[case.model])
-    dtype = torch.float32 if case.autocast else DTYPES[case.dtype]
+    dtype = DTYPES[case.stored or case.dtype]
     model: Any = AutoModelForCausalLM.from_config(
         config, dtype=dtype, attn_implementation=ATTENTION[case.attention]
     ).train()
@@ -313,6 +321,7 @@ def test_traced_peak_is_the_real_one(case: Case, table: list[str]):
         loss=case.loss,
         adapters=case.adapters,
         autocast=case.autocast,
+        stored=case.stored or case.dtype,
     )
     traced_peak = max(profile.with_gradients)
     assert profile.attention == case.attention
