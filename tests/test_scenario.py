@@ -283,6 +283,26 @@ REFUSALS = [
         "recipe.quantization is nf4, which does nothing when recipe.method is lora: choose qlora.",
     ),
     (
+        {"model": LLAMA, "recipe": {"method": "lora", "lora": {"autocast": True, "adapter_dtype": "bf16"}}},
+        "recipe.lora.autocast",
+        "recipe.lora.autocast is set, which does nothing but for FP32 adapters on 16-bit weights.",
+    ),
+    (
+        {"model": LLAMA, "recipe": {"method": "lora", "convention": "amp_autocast", "lora": {"autocast": True}}},
+        "recipe.lora.autocast",
+        "recipe.lora.autocast is set, which does nothing but for FP32 adapters on 16-bit weights.",
+    ),
+    (
+        {
+            "model": LLAMA,
+            "hardware": {"gpus": 8},
+            "parallelism": {"engine": "fsdp2"},
+            "recipe": {"method": "lora", "lora": {"autocast": True}},
+        },
+        "recipe.lora.autocast",
+        "recipe.lora.autocast is set, which is not predicted for fsdp2 yet.",
+    ),
+    (
         {"model": LLAMA, "recipe": {"method": "lora", "lora": {"targets": []}}},
         "recipe.lora.targets",
         'recipe.lora.targets is empty: name at least one module, or "all-linear".',

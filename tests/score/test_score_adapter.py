@@ -146,6 +146,15 @@ def test_dtypes_are_a_convention_with_the_runs_own(kind: str, changes: dict[str,
     assert {name: recipe[name] for name in expected} == expected
 
 
+def test_autocast_around_fp32_adapters_is_theirs():
+    lora = scenario_of(parse_run(made_up("lora", recipe__autocast=True))).recipe.lora
+    assert lora is not None
+    assert lora.autocast
+    plain = scenario_of(parse_run(made_up("lora"))).recipe.lora
+    assert plain is not None
+    assert not plain.autocast
+
+
 def test_engine_settings_arrive():
     config = scenario_of(parse_run(made_up("deepspeed"))).zero_config
     assert (config.reduce_bucket_size, config.overlap_comm, config.stage3_max_live_parameters) == (1000, True, 10**6)
@@ -160,7 +169,6 @@ def test_engine_settings_arrive():
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"recipe__autocast": True}, "recipe.autocast"),
         ({"recipe__master_weights": True}, "recipe.master_weights"),
         ({"recipe__grad_dtype": "bf16"}, "recipe.grad_dtype"),
         ({"recipe__lora": None}, "recipe.lora"),
