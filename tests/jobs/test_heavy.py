@@ -221,8 +221,10 @@ class TestEnd:
     @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
     def test_the_server_stopping_during_a_job_leaves_no_worker(self, tmp_path, number):
         code = """
-            import sys, time
+            import signal, sys, time
             from memcore.jobs import HeavyLane, Step
+            # A shell has what it starts in the background ignore it.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             lane = HeavyLane(extra_tasks={"sleep": "tests.jobs.tasks_for_tests:sleep"})
             job = lane.submit([Step(task="sleep", payload={"seconds": 60, "pid_file": sys.argv[1]})], device="cpu")
             while True:
