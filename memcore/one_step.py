@@ -74,8 +74,9 @@ def whole_layers(budget: Budget) -> WholeLayers | None:
     """Which layers are whole at each moment, where the engine gathers them; None where it does not, or without shapes.
 
     ZeRO stage 3: the prefetch queue's own run, whatever is gathered at some time during a moment. FSDP2: a layer while
-    it computes, and the next one, fetched meanwhile; without resharding every layer whose backward is to come; the
-    root's parameters through forward and backward (torch 2.13, distributed/fsdp/_fully_shard, _fsdp_param_group.py).
+    it computes, and in the backward the next one, fetched meanwhile; without resharding every layer whose backward is
+    to come; the root's parameters through forward and backward (torch 2.13, distributed/fsdp/_fully_shard,
+    _fsdp_param_group.py).
     """
     inventory, parallelism = budget.inventory, budget.scenario.parallelism
     if inventory is None or not inventory.layers or parallelism.stage != 3 or parallelism.dp_shard == 1:
@@ -107,15 +108,20 @@ def _fsdp2_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...
     def whole(moment: Moment) -> range:
         """The layers that are whole; at the end of the backward, none."""
         at = moment.segment if isinstance(moment.segment, int) else last if moment.phase is Phase.LOSS else -1
-        ahead = min(at + 2, last + 1) if moment.phase is Phase.FORWARD else at + 1
         if not reshards:
-            return range(ahead)
-        return range(max(at - 1, 0) if moment.phase is Phase.BACKWARD else at, ahead)
+            return range(at + 1)
+        return range(max(at - 1, 0) if moment.phase is Phase.BACKWARD else at, at + 1)
 
-    def at(moment: Moment) -> tuple[float, ...]:
-        if moment.phase not in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
-            return (0.0,) * len(inventory.blocks)
-        layers = whole(moment)
-        return tuple(float(block.layer is None or block.layer in layers) for block in inventory.blocks)
+    # The root's parameters may be let go of before its gradients are reduced.
+    root = [each > 0 for each in _gathered_bytes(budget)]
 
-    return [at(moment) for moment in budget.timeline]
+    def at(index: int, moment: Moment) -> tuple[float, ...]:
+        layers = whole(moment) if root[index] else range(0)
+        return tuple(float(root[index] if block.layer is None else block.layer in layers) for block in inventory.blocks)
+
+    return [at(index, moment) for index, moment in enumerate(budget.timeline)]
+
+
+def _gathered_bytes(budget: Budget) -> tuple[int, ...]:
+    gathered = next((term for term in budget.terms if term.name == "gathered_parameters"), None)
+    return tuple(0 if gathered is None else gathered.at(index) for index in range(len(budget.timeline)))

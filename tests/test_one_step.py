@@ -91,17 +91,19 @@ def test_zero_3_pays_for_the_layers_that_are_whole(zero: dict[str, int], checkpo
 
 
 @pytest.mark.parametrize("reshards", [True, False])
-def test_fsdp2_pays_for_the_layers_that_are_whole_and_for_a_copy(reshards: bool):
-    """Beside them at most the flat output that the one in use was copied out of, a layer's worth, and where a layer
-    has no next one, that one's."""
+def test_fsdp2_pays_for_the_layers_that_are_whole_and_for_copies(reshards: bool):
+    """Beside them, in the forward, the flat outputs that a layer and the one before it, or the root, were copied out
+    of; at the backward's end the root's parameters while the first layer's gradients are reduced."""
     budget = of("fsdp2", engine_config={"reshard_after_forward": reshards})
     found = whole_layers(budget)
     assert found is not None
+    assert budget.inventory is not None
+    root = sum(block.numel for block in budget.inventory.blocks if block.layer is None)
     gathered = next(term for term in budget.terms if term.name == "gathered_parameters")
     for index, elements in enumerate(held(budget, found)):
-        more = gathered.at(index) // 2 - elements
-        most = 3 if budget.timeline[index].segment == "reduce" else 2
-        assert 0 <= more <= most * LAYER
+        moment = budget.timeline[index]
+        copies = LAYER + (LAYER if moment.segment else root) if moment.phase is Phase.FORWARD else 0
+        assert gathered.at(index) // 2 - elements == copies, moment
 
 
 def test_layers_slide():
