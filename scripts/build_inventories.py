@@ -1,7 +1,7 @@
 """Count every catalogue model on torch's meta device and write memcore/data/inventories.json.
 
 Run it after a change of the catalogue or of the transformers version:
-``python scripts/build_inventories.py``.
+``python -m scripts.build_inventories``.
 """
 
 import json

@@ -3,7 +3,7 @@ memcore/data/closed_forms.json.
 
 For the catalogue's models and for the default config of every causal language model that transformers knows:
 what all layers keep for the backward, without checkpointing, in BF16, without dropout. Run it after a change of
-the closed forms, of the trace, or of the transformers version: ``python scripts/hold_closed_forms.py``.
+the closed forms, of the trace, or of the transformers version: ``python -m scripts.hold_closed_forms``.
 """
 
 import json

@@ -1,7 +1,7 @@
 """Run the whole matrix of engine cases on this machine, and write its table.
 
-    python scripts/prove_engines.py             measure all cases and write the data and docs/engines.md
-    python scripts/prove_engines.py --table     write docs/engines.md from the data alone, after a change of an engine
+    python -m scripts.prove_engines             measure all cases and write the data and docs/engines.md
+    python -m scripts.prove_engines --table     write docs/engines.md from the data alone, after a change of an engine
 
 Measuring takes about half an hour on two cores. Needs requirements-dev.txt. Writes tests/data/engines_cpu.json.
 """
@@ -45,7 +45,7 @@ def measure() -> dict[str, Any]:
         lane.close()
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "deepspeed", "transformers"))
     return {
-        "about": "Bytes of tensors on each rank, by phase and step, from `python scripts/prove_engines.py`; "
+        "about": "Bytes of tensors on each rank, by phase and step, from `python -m scripts.prove_engines`; "
         "memcore.verify.case.load_figures says what each figure is.",
         "measured": f"{datetime.now(UTC):%Y-%m-%d}, {versions}, gloo, {platform.machine()}",
         "cases": found,
@@ -72,7 +72,7 @@ def table(data: dict[str, Any], found: list[Proof]) -> str:
         "",
         f"{len(found)} real runs on CPU ranks ({data['measured']}), each beside",
         "what `predict` says of the same scenario: predicted over measured, less one, on the fullest rank. Written by",
-        "`python scripts/prove_engines.py`; the figures are in `tests/data/engines_cpu.json`, the model and the",
+        "`python -m scripts.prove_engines`; the figures are in `tests/data/engines_cpu.json`, the model and the",
         "settings in `memcore/verify/matrix.py`. Measured are tensors alone, from the second step on; what gloo stages",
         "beside them is left out, and oneDNN is off.",
         "",

@@ -107,6 +107,23 @@ class TestArchitecture:
                 assert f"\n## {heading.capitalize()}\n" in path.read_text(encoding="utf-8")
 
 
+class TestScripts:
+    @pytest.mark.parametrize("script", sorted((ROOT / "scripts").glob("*.py")), ids=lambda path: path.name)
+    def test_it_is_started_as_its_documentation_says(self, script: Path):
+        """One that imports the package is not found by its file's path alone."""
+        command = re.search(rf"python (?:-m scripts\.{script.stem}|scripts/{script.name})", docstring_of(script))
+        assert command
+        imports = "from memcore" in script.read_text(encoding="utf-8")
+        assert command[0].startswith("python -m") == imports
+        for document in DOCUMENTS:
+            wrong = f"python scripts/{script.name}" if imports else f"python -m scripts.{script.stem}"
+            assert wrong not in document.read_text(encoding="utf-8")
+
+
+def docstring_of(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+
+
 class TestReadme:
     def test_the_example_is_what_the_command_writes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         part = section(README, "Command line")

@@ -1,7 +1,7 @@
 """The engines' files against real runs: twelve cases run here and now, all of the matrix from the figures kept of it.
 
 Run: pytest tests/verify/test_matrix.py -s (prints the table; two to four minutes, DeepSpeed builds its operators the
-first time). The whole matrix is run by ``python scripts/prove_engines.py``.
+first time). The whole matrix is run by ``python -m scripts.prove_engines``.
 """
 
 import json
