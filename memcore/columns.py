@@ -1,10 +1,19 @@
 """Plain text in aligned columns, for a terminal: Chinese characters take two columns each."""
 
 import re
+import sys
 import unicodedata
 from collections.abc import Sequence
+from contextlib import suppress
 
 WIDTH = 100  # columns of text output
+
+
+def say(text: str) -> None:
+    """A line on standard error, where there is one: how far a command is."""
+    if sys.stderr is not None and text:
+        with suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
 
 
 def table(rows: Sequence[Sequence[str]], align: str, *, heading: bool = True) -> str:

@@ -9,7 +9,6 @@ from memcore.engine_options import EngineName
 from memcore.engines.deepspeed.stage_3 import gather_settings
 from memcore.engines.zero3_gather import END, gathered_blocks
 from memcore.models import Inventory
-from memcore.scenario import Fsdp2Config
 from memcore.terms import Category, Moment, Phase, Term
 
 
@@ -102,8 +101,7 @@ def _zero_3_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ..
 
 
 def _fsdp2_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]]:
-    config, last = budget.scenario.engine_config, len(inventory.layers) - 1
-    reshards = not isinstance(config, Fsdp2Config) or config.reshard_after_forward
+    reshards, last = budget.scenario.fsdp2_config.reshard_after_forward, len(inventory.layers) - 1
 
     def whole(moment: Moment) -> range:
         """The layers that are whole; at the end of the backward, none."""

@@ -1,9 +1,7 @@
 """The command ``python -m memcore bench``: a sweep, its table and its store, without a browser."""
 
 import argparse
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from time import sleep
 from typing import Any
 
@@ -17,6 +15,7 @@ from memcore.bench.store import MAX_EXPORT_CHARS, Store
 from memcore.bench.sweeps import SweepKind, plan
 from memcore.bench.words import WAITS_FOR_OTHERS, case_label
 from memcore.budget import evidence_for
+from memcore.columns import say
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.scenario import MAX_SCENARIO_CHARS, Scenario, decode_json, parse_scenario
@@ -80,7 +79,7 @@ def _sweep(args: argparse.Namespace, store: Store, scenario: Scenario, ask: Ask)
     found = findings(sweep, state.measured, predicted_k(sweep, ask))
     result = Result(sweep=sweep, device=device, measured=state.measured)
     if state.progress.complaint:
-        _say(state.progress.complaint)
+        say(state.progress.complaint)
     if args.json:
         return sweep_report(result, formulas, found)
     return sweep_text(result, formulas, found, ByteUnit(args.unit))
@@ -91,19 +90,13 @@ def _finish(running: RunningSweep) -> State:
     said, waits = -1, False
     while (state := running.look()).progress.status is None:
         if state.progress.waits_for_others and not waits:
-            _say(_(WAITS_FOR_OTHERS))
+            say(_(WAITS_FOR_OTHERS))
         waits = state.progress.waits_for_others
         done = len(state.progress.results)
         if state.running is not None and done > said:
             said = done
             sentence = _("{number} of {all}: {case}; about {seconds:.0f} s left")
             numbers = {"number": done + 1, "all": state.progress.num_steps, "seconds": state.progress.estimate_s}
-            _say(sentence.format(case=case_label(state.running), **numbers))
+            say(sentence.format(case=case_label(state.running), **numbers))
         sleep(_LOOK_S)
     return state
-
-
-def _say(text: str) -> None:
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)

@@ -1,11 +1,11 @@
 """What every engine is given, and the terms that several of them share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 from memcore.engine_options import ENGINE_OPTIONS
-from memcore.models import Inventory, Role
+from memcore.models import Block, Inventory, Role
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Scenario
 from memcore.states import ModelStates, State
@@ -135,19 +135,25 @@ def growing_gradients(
     )
 
 
+def backward_places(inventory: Inventory) -> Iterator[tuple[Block, int | str]]:
+    """Each block with the segment of the backward in which its gradients come: the head's with the last layer's, the
+    embedding's at the end, when no layer is alive any more."""
+    last, seen_layer = len(inventory.layers) - 1, False
+    for block in inventory.blocks:
+        seen_layer = seen_layer or block.layer is not None
+        yield block, block.layer if block.layer is not None else (last if seen_layer else "reduce")
+
+
 def newest_gradient(inputs: Inputs, width: int) -> list[Term]:
     """The newest gradient, where another storage takes it up: a whole one exists before it is added or copied there.
 
-    In `width` bytes a value; the largest of each layer, the head's in the last layer, the embedding's at the end.
+    In `width` bytes a value; the largest of each segment of the backward.
     """
     inventory = inputs.inventory
     if inventory is None or inputs.states.trained != inventory.n_params or not inventory.layers:
         return []
     largest: dict[object, int] = {}
-    last, seen_layer = len(inventory.layers) - 1, False
-    for block in inventory.blocks:
-        seen_layer = seen_layer or block.layer is not None
-        segment = block.layer if block.layer is not None else (last if seen_layer else "reduce")
+    for block, segment in backward_places(inventory):
         largest[segment] = max(largest.get(segment, 0), *(tensor.numel for tensor in block.tensors))
 
     def at(moment: Moment) -> int:

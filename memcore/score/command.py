@@ -1,12 +1,11 @@
 """The command ``python -m memcore score``: predictions beside published, measured runs, or runs of one's own."""
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from time import monotonic
 
 from memcore.budget import Ask
+from memcore.columns import say
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.score.record import MAX_RUNS_CHARS, read_runs
@@ -52,12 +51,6 @@ def _scored(runs: Sequence[object], ask: Ask, *, traced: bool) -> list[Score]:
     for number, data in enumerate(runs, start=1):
         if monotonic() - said >= _BETWEEN_S:
             said = monotonic()
-            _say(_("{done} of {all} runs are scored.").format(done=number - 1, all=len(runs)))
+            say(_("{done} of {all} runs are scored.").format(done=number - 1, all=len(runs)))
         scores.append(score_run(data, number, ask, traced=traced))
     return scores
-
-
-def _say(text: str) -> None:
-    if sys.stderr is not None:
-        with suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)

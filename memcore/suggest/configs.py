@@ -7,7 +7,7 @@ from typing import Any
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.recipes import ConventionName, DType
-from memcore.scenario import Device, Fsdp2Config, Method, Scenario
+from memcore.scenario import Device, Method, Scenario
 from memcore.states import precision_of
 from memcore.suggest.grid import settings_now
 
@@ -77,7 +77,7 @@ def fsdp2_code(budget: Budget) -> str | None:
     inventory, scenario = budget.inventory, budget.scenario
     if inventory is None or not inventory.layers or scenario.recipe.method is not Method.FULL:
         return None
-    dtypes, parallelism, config = budget.states.precision.convention, scenario.parallelism, scenario.engine_config
+    dtypes, parallelism = budget.states.precision.convention, scenario.parallelism
     replicated = parallelism.dp_replicate > 1
     return _FSDP2.format(
         mesh=(parallelism.dp_replicate, parallelism.dp_shard) if replicated else (parallelism.dp_shard,),
@@ -87,7 +87,7 @@ def fsdp2_code(budget: Budget) -> str | None:
         param=_TORCH_DTYPES[dtypes.param_dtype],
         master="  # the FP32 master copy of the recipe is the optimizer's to keep" if dtypes.master_dtype else "",
         layers=inventory.layers[0].name.rpartition(".")[0],
-        reshard=not isinstance(config, Fsdp2Config) or config.reshard_after_forward,
+        reshard=scenario.fsdp2_config.reshard_after_forward,
     )
 
 

@@ -38,8 +38,7 @@ def settings_now(budget: Budget) -> dict[str, int | bool]:
     """The settings in force of those that a suggestion may change; empty where there is nothing to choose."""
     scenario = budget.scenario
     if scenario.parallelism.engine is EngineName.FSDP2:
-        config = scenario.engine_config
-        reshards = not isinstance(config, Fsdp2Config) or config.reshard_after_forward
+        reshards = scenario.fsdp2_config.reshard_after_forward
         return {"reshard_after_forward": reshards} if budget.inventory and scenario.parallelism.dp_shard > 1 else {}
     if scenario.parallelism.engine is not EngineName.DEEPSPEED or _has_no_bucket(budget):
         return {}

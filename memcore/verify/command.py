@@ -1,9 +1,7 @@
 """The command ``python -m memcore verify``: the real engine beside its prediction, without a browser."""
 
 import argparse
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from time import sleep
 from typing import Any
 
@@ -11,6 +9,7 @@ from memcore.bench.measurement import DeviceFacts
 from memcore.bench.running import find_device, measuring_lane
 from memcore.bench.words import WAITS_FOR_OTHERS
 from memcore.budget import Ask, evidence_for
+from memcore.columns import say
 from memcore.engine_options import EngineName
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
@@ -159,7 +158,7 @@ def _prove(
             sentence = _("{count} cases run on {ranks} ranks.").format(count=len(cases), ranks=cases[0].ranks)
         if sentence != said:
             said = sentence
-            _say(sentence)
+            say(sentence)
         sleep(_LOOK_S)
     return running.proven()
 
@@ -178,9 +177,3 @@ def _output(
     unit = ByteUnit(args.unit)
     texts = [proof_text(proof, device, reductions[proof.case.name], unit) for proof in proven.proofs]
     return "\n\n\n".join([*texts, *(f"{name}: {reason}" for name, reason in proven.reasons.items())])
-
-
-def _say(text: str) -> None:
-    if sys.stderr is not None and text:
-        with suppress(OSError, ValueError):
-            print(text, file=sys.stderr, flush=True)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memcore.engines.base import Inputs, is_update, resident, step_temporary
+from memcore.engines.base import Inputs, backward_places, is_update, resident, step_temporary
 from memcore.engines.deepspeed.reduction import Gradient, Instant, Segment, pieces_of
 from memcore.engines.zero3_gather import execution_key
 from memcore.models import Tensor
@@ -145,17 +145,13 @@ def copies_at(inputs: Inputs, readying: int, updating: int) -> tuple[int, ...]:
 
 
 def arriving_gradients(plan: Plan) -> list[Gradient]:
-    """The trained tensors' gradients in the order of the backward, with the ranks that their pieces belong to. The
-    head's come with the last layer's, the embedding's at the end, when no layer is alive any more."""
+    """The trained tensors' gradients in the order of the backward, with the ranks that their pieces belong to."""
     inventory = plan.inputs.inventory
     if inventory is None or not plan.tensors or not inventory.layers:
         return []
     pieces = pieces_of([tensor.numel for tensor in plan.tensors], plan.slice_elements)
-    last, seen_layer = len(inventory.layers) - 1, False
     found: list[Gradient] = []
-    for block in inventory.blocks:
-        seen_layer = seen_layer or block.layer is not None
-        segment = block.layer if block.layer is not None else (last if seen_layer else "reduce")
+    for block, segment in backward_places(inventory):
         own = sorted(zip(block.tensors, pieces, strict=False), key=lambda pair: execution_key(pair[0]))
         found += [Gradient(segment=segment, numel=tensor.numel, pieces=piece) for tensor, piece in own]
     return found[::-1]

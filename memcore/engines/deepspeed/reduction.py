@@ -39,6 +39,11 @@ class Instant:
     has_slice: bool = False
 
 
+def touched(gradients: Sequence[Gradient], rank: int) -> int:
+    """Elements of all gradients that a rank owns a piece of, whole: its slice of reduced gradients."""
+    return sum(gradient.numel for gradient in gradients if gradient.is_of(rank))
+
+
 def pieces_of(sizes: Sequence[int], slice_size: int) -> Iterator[tuple[tuple[int, int], ...]]:
     """For each tensor of a flat group, cut into slices of one size, the rank and size of each of its pieces."""
     start = 0
@@ -93,7 +98,7 @@ def reduce_as_they_come(
     `makes_slice`: the rank's slice comes with the first of its gradients that is reduced, with `width` bytes for each
     element of all those that it owns a piece of; else it was always there.
     """
-    slice_bytes = width * sum(gradient.numel for gradient in gradients if gradient.is_of(rank))
+    slice_bytes = width * touched(gradients, rank)
     bucket: list[Gradient] = []
     filled = 0
     fullest: dict[Segment, Instant] = {}

@@ -30,6 +30,7 @@ from memcore.engines.deepspeed.reduction import (
     flattened,
     flattened_apart,
     reduce_as_they_come,
+    touched,
 )
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, in_phases, product
@@ -61,8 +62,8 @@ def stage_1(plan: Plan) -> list[Term]:
 
     kept = tuple(at(moment, whole.at(index)) for index, moment in enumerate(inputs.timeline))
     gradients = arriving_gradients(plan)
-    touched = _touched(gradients, 0) if gradients else plan.slice_elements
-    reduced = slice_term(plan, width, touched, _from_the_reduction_on, _SLICE)
+    elements = touched(gradients, 0) if gradients else plan.slice_elements
+    reduced = slice_term(plan, width, elements, _from_the_reduction_on, _SLICE)
     phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD) if inputs.accumulates else (Phase.BACKWARD,)
     return [replace(whole, bytes_at=kept), reduced, *bucket(plan, 1, phases, _BUCKET), *_step_copies(plan)]
 
@@ -113,30 +114,25 @@ def _passing(plan: Plan) -> _Passing:
             slice_elements=plan.slice_elements,
             has_slice=lambda moment: alive_gradients(inputs, moment),
         )
-    runs = [_run(plan, gradients, rank) for rank in _candidates(plan, gradients)]
-    instants, touched = max(runs, key=lambda run: _fullest(plan, *run))
+    runs = [_run(plan, gradients, rank) for rank in _candidates(gradients)]
+    instants, elements = max(runs, key=lambda run: _fullest(plan, *run))
 
     def has_slice(moment: Moment) -> bool:
         if moment.phase is not Phase.BACKWARD or inputs.accumulates or moment.segment is None:
             return alive_gradients(inputs, moment)
         return moment.segment not in instants or instants[moment.segment].has_slice
 
-    return _Passing(terms=passing_gradients(plan, instants, source), slice_elements=touched, has_slice=has_slice)
+    return _Passing(terms=passing_gradients(plan, instants, source), slice_elements=elements, has_slice=has_slice)
 
 
-def _touched(gradients: Sequence[Gradient], rank: int) -> int:
-    """Elements of all gradients that a rank owns a piece of, whole."""
-    return sum(gradient.numel for gradient in gradients if gradient.is_of(rank))
-
-
-def _candidates(plan: Plan, gradients: Sequence[Gradient]) -> set[int]:
+def _candidates(gradients: Sequence[Gradient]) -> set[int]:
     """Ranks of which one is the fullest: the one whose slice touches most, and those whose gradients come first and
     last."""
-    touched: dict[int, int] = {}
+    elements: dict[int, int] = {}
     for gradient in gradients:
         for rank, _number in gradient.pieces:
-            touched[rank] = touched.get(rank, 0) + gradient.numel
-    return {max(touched, key=lambda rank: touched[rank]), min(touched), max(touched)}
+            elements[rank] = elements.get(rank, 0) + gradient.numel
+    return {max(elements, key=lambda rank: elements[rank]), min(elements), max(elements)}
 
 
 def _run(plan: Plan, gradients: Sequence[Gradient], rank: int) -> tuple[Mapping[Segment, Instant], int]:
@@ -155,13 +151,13 @@ def _run(plan: Plan, gradients: Sequence[Gradient], rank: int) -> tuple[Mapping[
     instants = reduce_as_they_come(
         gradients, limit=limit, rank=rank, keeps_others=plan.inputs.stage == 1, copies=copies, width=width
     )
-    return instants, _touched(gradients, rank)
+    return instants, touched(gradients, rank)
 
 
-def _fullest(plan: Plan, instants: Mapping[Segment, Instant], touched: int) -> int:
+def _fullest(plan: Plan, instants: Mapping[Segment, Instant], elements: int) -> int:
     width = plan.grad_bytes
     return max(
-        width * each.gradients + each.copies + (width * touched if each.has_slice else 0) for each in instants.values()
+        width * each.gradients + each.copies + (width * elements if each.has_slice else 0) for each in instants.values()
     )
 
 

@@ -30,7 +30,7 @@ class Training:
     whether it is the last of the micro-steps; `close` lets go of everything."""
 
     forward: Callable[[], Any]
-    backward: Callable[[Any, bool], None]
+    backward: Callable[[Any], None]
     step: Callable[[bool], None]
     parameters: Callable[[], list[torch.Tensor]]
     optimizer: Any
@@ -40,7 +40,7 @@ class Training:
 def start(scenario: Scenario, device: torch.device) -> Training:
     """Build the model and hand it to the engine, as the engine's documentation says to."""
     builders = {
-        EngineName.SINGLE: _plain,
+        EngineName.SINGLE: _loop,
         EngineName.DDP: _ddp,
         EngineName.FSDP2: _fsdp2,
         EngineName.DEEPSPEED: _deepspeed,
@@ -89,8 +89,8 @@ def _optimizer(scenario: Scenario, model: nn.Module, implementation: str | None)
     raise ValueError(f"no real run has the optimizer {asked.name.value}")
 
 
-def _loop(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor], **special: Any) -> Training:
-    """The plain PyTorch loop; `special` for what an engine does otherwise."""
+def _loop(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    """The plain PyTorch loop, of a model that an engine may have wrapped."""
     optimizer = _optimizer(scenario, model, scenario.recipe.optimizer.implementation)
     casts = scenario.recipe.convention is ConventionName.AMP_AUTOCAST
     kind = next(model.parameters()).device.type
@@ -105,30 +105,21 @@ def _loop(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor
             optimizer.step()
             optimizer.zero_grad()
 
-    training = Training(
+    return Training(
         forward=forward,
-        backward=lambda loss, _last: loss.backward(),
+        backward=lambda loss: loss.backward(),
         step=step,
         parameters=lambda: list(model.parameters()),
         optimizer=optimizer,
         close=lambda: None,
     )
-    return Training(**{**{name: getattr(training, name) for name in Training.__slots__}, **special})
-
-
-def _plain(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
-    return _loop(scenario, model, batch)
 
 
 def _ddp(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
     config = scenario.engine_config
     views = isinstance(config, DdpConfig) and config.gradient_as_bucket_view
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
-
-    def backward(loss: Any, _last: bool) -> None:
-        loss.backward()
-
-    return _loop(scenario, wrapped, batch, backward=backward)
+    return _loop(scenario, wrapped, batch)
 
 
 def _fsdp2(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
@@ -190,7 +181,7 @@ def _deepspeed(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.T
 
     return Training(
         forward=lambda: engine(**batch).loss,
-        backward=lambda loss, _last: engine.backward(loss),
+        backward=engine.backward,
         step=lambda _last: engine.step(),
         parameters=lambda: list(model.parameters()),
         optimizer=engine.optimizer,

@@ -80,7 +80,7 @@ def _step(training: Training, micro_steps: int, log: _Log) -> None:
         with log.phase("forward"):
             loss = training.forward()
         with log.phase("backward"):
-            training.backward(loss, last)
+            training.backward(loss)
         del loss
         with log.phase("optimizer"):
             training.step(last)
