@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from memcore.accuracy.band import Band, band_for
 from memcore.activations import activation_terms, has_form
 from memcore.engines import ENGINE_TERMS, Inputs, start_peak
 from memcore.errors import UserError
@@ -25,8 +26,6 @@ from memcore.trace.terms import SHARDED_TERMS, profile_terms, settle_states
 from memcore.units import GIB, MIB, round_up
 from memcore.zero import Accounting, Communication, HostMemory, account, communication, host_memory
 
-# Until published runs give a band (per engine and method), the verdict assumes this one and says so.
-ASSUMED_BAND_PERCENT = 10
 # PyTorch's caching allocator takes memory from the device in multiples of this for requests of 10 MiB and
 # more (torch 2.13, c10/cuda/CUDACachingAllocator.h, kRoundLarge).
 SEGMENT_BYTES = 2 * MIB
@@ -109,7 +108,7 @@ class Budget:
     verdict: Verdict
     missing: tuple[Missing, ...]
     evidence: Evidence
-    band_percent: int = ASSUMED_BAND_PERCENT
+    band: Band
 
     @property
     def peak_index(self) -> int:
@@ -158,6 +157,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     timeline = step_timeline(len(inventory.layers) if inventory else 1)
     inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
     layers = _layers(scenario, states, inventory, timeline, evidence.profile)
+    band = _band(scenario, evidence.profile, layers)
     found = (*_engine_terms(inputs, evidence.profile), *layers, *_workspace(device))
     terms = tuple(term for term in found if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
@@ -175,9 +175,10 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
         communication=communication(scenario, states, device),
         host=host_memory(scenario, states),
         ladder=ladder,
-        verdict=judge(ladder, ASSUMED_BAND_PERCENT),
+        verdict=judge(ladder, band.percent),
         missing=_missing(scenario, inventory, layers),
         evidence=evidence,
+        band=band,
     )
 
 
@@ -222,9 +223,16 @@ def _engine_terms(inputs: Inputs, profile: ActivationProfile | None) -> list[Ter
     )
 
 
+def _band(scenario: Scenario, profile: ActivationProfile | None, layers: list[Term]) -> Band:
+    """The band that published runs with the scenario's engine, method and evidence give."""
+    evidence = EvidenceKind.FORMULA if profile is None else EvidenceKind.TRACE
+    return band_for(scenario.parallelism.engine.value, scenario.recipe.method.value, evidence if layers else None)
+
+
 def judge(ladder: Ladder, band_percent: int) -> Verdict:
-    """Fits where even the band's upper end fits, does not where even its lower end does not."""
-    band = ladder.allocated * band_percent // 100
+    """Fits where even the band's upper end fits, does not where even its lower end does not. The band is a share of
+    what the allocator holds."""
+    band = ladder.reserved * band_percent // 100
     if ladder.device + band <= ladder.usable:
         return Verdict.FITS
     return Verdict.UNCERTAIN if ladder.device - band <= ladder.usable else Verdict.DOES_NOT_FIT

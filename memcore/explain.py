@@ -4,6 +4,7 @@ numbers, in the current language."""
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from memcore.accuracy.band import Band
 from memcore.alive import AliveTable
 from memcore.budget import Budget, Missing, Verdict
 from memcore.compare import PhasePair
@@ -256,7 +257,7 @@ def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
         usable=format_bytes(budget.ladder.usable, unit),
         gpu=budget.scenario.hardware.gpu,
         phase=_(PHASE_LABELS[budget.binding_phase]),
-        band=budget.band_percent,
+        band=budget.band.percent,
     )
     return " ".join([sentence, *_binding_reason(budget, unit), *missing_sentences(budget, unit)])
 
@@ -322,9 +323,15 @@ def assumptions(budget: Budget, unit: ByteUnit) -> str:
         _engine_name(scenario),
         f"{scenario.hardware.gpus} × {budget.device.label}",
         _("per-GPU figures in {unit}").format(unit=_UNIT_NAMES[unit]),
-        _("error band {band}% (assumed)").format(band=budget.band_percent),
+        _band_name(budget.band),
     ]
     return " · ".join(part for part in parts if part)
+
+
+def _band_name(band: Band) -> str:
+    if band.earned:
+        return _("error band {band}% ({runs} published runs)").format(band=band.percent, runs=band.runs)
+    return _("error band {band}% (no published runs like this)").format(band=band.percent)
 
 
 _UNIT_NAMES = {ByteUnit.GB: "GB (1e9 bytes)", ByteUnit.GIB: "GiB (2^30 bytes)"}

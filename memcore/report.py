@@ -18,9 +18,6 @@ from memcore.terms import Phase, Term
 from memcore.trace.profile import dump_profile
 from memcore.zero import Communication
 
-# No published run stands behind the band yet (memcore.budget.ASSUMED_BAND_PERCENT).
-ERROR_BAND_EVIDENCE = "assumed"
-
 
 def budget_report(budget: Budget) -> dict[str, Any]:
     """The budget as JSON data, in bytes per GPU (the fullest rank).
@@ -34,8 +31,9 @@ def budget_report(budget: Budget) -> dict[str, Any]:
         "binding_phase": budget.binding_phase.value,
         "binding_moment": budget.timeline[budget.peak_index].label,
         "verdict": budget.verdict.value,
-        "error_band_percent": budget.band_percent,
-        "error_band": ERROR_BAND_EVIDENCE,
+        "error_band_percent": budget.band.percent,
+        "error_band": "published_runs" if budget.band.earned else "assumed",
+        "error_band_runs": budget.band.runs,
         "not_counted": [part.value for part in budget.missing],
         "static": {**asdict(budget.static), "total_bytes": budget.static.total_bytes},
         "ladder": _ladder(budget.ladder, budget),

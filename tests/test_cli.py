@@ -308,7 +308,7 @@ class TestText:
         text = capsys.readouterr().out
         for expected in (
             "Fits",
-            "error band 10% (assumed)",
+            "error band 20% (no published runs like this)",
             "2 × 7,000,000,000 = 14 GB",
             "84.98 GB",
             "arXiv 1910.02054",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-# The error band that every verdict carries.
+# How far a closed form may lie from its trace and still stand for it.
 USED_WITHIN = 0.10
 
 
@@ -30,7 +30,7 @@ def deviation(model_class: str, attention: str) -> float | None:
 
 
 def is_used(model_class: str, attention: str) -> bool:
-    """Whether the closed form stands for this architecture: a trace has been beside it, within the error band."""
+    """Whether the closed form stands for this architecture: a trace has been beside it, and near enough."""
     found = deviation(model_class, attention)
     return found is not None and abs(found) <= USED_WITHIN
 

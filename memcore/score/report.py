@@ -8,7 +8,7 @@ from typing import Any
 from memcore.columns import table, wrap
 from memcore.i18n import gettext as _
 from memcore.score.scoring import Score, Status
-from memcore.score.summary import by_group, reasons, split, summarise
+from memcore.score.summary import Figures, by_group, by_regime, macro_median, reasons, rows_of, split, summarise
 from memcore.units import ByteUnit, format_bytes
 
 _COLUMNS = (
@@ -111,14 +111,22 @@ def _unpredicted(scores: Sequence[Score]) -> list[str]:
 def _summary(scores: Sequence[Score]) -> str:
     """Errors by what was measured, over all runs and in each regime."""
     heading = [_("regime"), _("measured as"), _("runs"), _("predicted"), _("median"), "90%", _("median, signed")]
-    rows = [heading]
-    for regime, part in [(_("all"), scores), *split(scores, "regime").items()]:
-        for group, found in by_group(part).items():
-            if found.n and (found.predicted or part is scores):
-                errors = [_percent(found.median_abs_pct), _percent(found.p90_abs_pct)]
-                signed = _percent(found.median_signed_pct, signed=True)
-                rows.append([regime, group, str(found.n), str(found.predicted), *errors, signed])
-    return table(rows, "<<>>>>>")
+    rows, of_regimes = rows_of(scores), by_regime(rows_of(scores))
+    lines = [heading, *(_figures(_("all"), group, found) for group, found in by_group(rows).items() if found.n)]
+    means = {group: macro_median(of_regimes, group) for group in by_group(rows)}
+    lines += [
+        [_("mean of regimes"), group, "", "", _percent(mean), "", ""]
+        for group, mean in means.items()
+        if mean is not None
+    ]
+    for regime, part in of_regimes.items():
+        lines += [_figures(regime, group, found) for group, found in part.items() if found.predicted]
+    return table(lines, "<<>>>>>")
+
+
+def _figures(regime: str, group: str, found: Figures) -> list[str]:
+    errors = [_percent(found.median_abs_pct), _percent(found.p90_abs_pct)]
+    return [regime, group, str(found.n), str(found.predicted), *errors, _percent(found.median_signed_pct, signed=True)]
 
 
 def _percent(value: float | None, *, signed: bool = False) -> str:

@@ -6,14 +6,18 @@ from math import floor
 from statistics import fmean
 from typing import Any
 
+from memcore.accuracy.scored import ScoredRun
+from memcore.score.rows import row_of
 from memcore.score.scoring import Score, Status
 
-# What was measured, of one kind each, which is never averaged with another. Gold runs are in two of them.
-GROUPS: dict[str, Callable[[Score], bool]] = {
-    "gold": lambda score: score.run is not None and score.run.gold,
-    "allocated": lambda score: score.run is not None and score.run.measured.metric in ("allocated", "active"),
-    "reserved": lambda score: score.run is not None and score.run.measured.metric == "reserved",
-    "other": lambda score: score.run is not None and score.run.measured.metric in ("nvidia_smi", "unknown"),
+# What was measured, of one kind each, which is never averaged with another. Gold runs are in two of them, and
+# FSDP2's, whose reserved memory depends most on the allocator, have a line of their own too.
+GROUPS: dict[str, Callable[[ScoredRun], bool]] = {
+    "gold": lambda run: run.gold,
+    "allocated": lambda run: run.metric in ("allocated", "active"),
+    "reserved": lambda run: run.metric == "reserved",
+    "reserved_fsdp2": lambda run: run.metric == "reserved" and run.engine == "fsdp2",
+    "other": lambda run: run.metric in ("nvidia_smi", "unknown"),
 }
 
 
@@ -40,10 +44,10 @@ def percentile(values: Iterable[float], share: float) -> float | None:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def figures(scores: Iterable[Score]) -> Figures:
-    """The figures of those scores that are within the scope."""
-    within = [score for score in scores if score.status in (Status.PREDICTED, Status.NOT_PREDICTED)]
-    errors = [error for score in within if (error := score.error_pct) is not None]
+def figures(runs: Iterable[ScoredRun]) -> Figures:
+    """The figures of those runs that are within the scope."""
+    within = [run for run in runs if run.status in (Status.PREDICTED, Status.NOT_PREDICTED)]
+    errors = [error for run in within if (error := run.error_pct) is not None]
     return Figures(
         n=len(within),
         predicted=len(errors),
@@ -53,9 +57,23 @@ def figures(scores: Iterable[Score]) -> Figures:
     )
 
 
-def by_group(scores: Sequence[Score]) -> dict[str, Figures]:
+def by_group(runs: Sequence[ScoredRun]) -> dict[str, Figures]:
     """The figures of each kind of what was measured."""
-    return {name: figures(filter(holds, scores)) for name, holds in GROUPS.items()}
+    return {name: figures(filter(holds, runs)) for name, holds in GROUPS.items()}
+
+
+def by_regime(runs: Iterable[ScoredRun]) -> dict[str, dict[str, Figures]]:
+    """The same for each regime."""
+    found: dict[str, list[ScoredRun]] = {}
+    for run in runs:
+        found.setdefault(run.regime, []).append(run)
+    return {regime: by_group(part) for regime, part in sorted(found.items())}
+
+
+def macro_median(regimes: dict[str, dict[str, Figures]], group: str) -> float | None:
+    """The mean over the regimes of their medians, so that no regime counts for its number of runs."""
+    medians = [each for part in regimes.values() if (each := part[group].median_abs_pct) is not None]
+    return fmean(medians) if medians else None
 
 
 def split(scores: Iterable[Score], by: str) -> dict[str, list[Score]]:
@@ -67,22 +85,25 @@ def split(scores: Iterable[Score], by: str) -> dict[str, list[Score]]:
     return dict(sorted(found.items()))
 
 
+def rows_of(scores: Iterable[Score]) -> list[ScoredRun]:
+    """The rows of the records that could be read."""
+    return [row_of(score) for score in scores if score.run is not None]
+
+
 def summarise(scores: Sequence[Score]) -> dict[str, Any]:
-    """The summary as JSON data. `macro`: for each group the mean over the regimes of their medians, so that no
-    regime counts for its number of runs."""
-    regimes = {name: by_group(part) for name, part in split(scores, "regime").items()}
-    overall = by_group(scores)
+    """The summary as JSON data, each group with the mean over the regimes of their medians."""
+    rows = rows_of(scores)
+    regimes = by_regime(rows)
+    overall = {
+        name: {**asdict(each), "macro_median_abs_pct": macro_median(regimes, name)}
+        for name, each in by_group(rows).items()
+    }
     return {
-        **{name: {**asdict(each), "macro_median_abs_pct": _macro(regimes, name)} for name, each in overall.items()},
+        **overall,
         "regimes": {name: {group: asdict(each) for group, each in part.items()} for name, part in regimes.items()},
         "records": {status.value: sum(score.status is status for score in scores) for status in Status},
         "not_predicted": reasons(scores),
     }
-
-
-def _macro(regimes: dict[str, dict[str, Figures]], group: str) -> float | None:
-    medians = [each for part in regimes.values() if (each := part[group].median_abs_pct) is not None]
-    return fmean(medians) if medians else None
 
 
 def reasons(scores: Iterable[Score]) -> dict[str, dict[str, int]]:

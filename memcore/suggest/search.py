@@ -118,7 +118,7 @@ def _fastest_that_fits(budget: Budget, found: Sequence[_Candidate]) -> _Candidat
     """In the order of speed, the first that the verdict says fits. What tensors take is a lower bound of what it
     judges, so that most of what does not fit needs no prediction."""
     ladder = budget.ladder
-    fixed, band = ladder.runtime.largest, budget.band_percent
+    fixed, band = ladder.runtime.largest, budget.band.percent
     for each in sorted(found, key=lambda each: (each.traffic, each.peak_bytes, each.num_changes)):
         peak = each.peak_bytes
         if peak + fixed + peak * band // 100 <= ladder.usable and (

@@ -3,7 +3,7 @@
 Run: pytest tests/activations/test_reported_failures.py (skipped without the shared folder).
 
 - LLaMA-7B, ZeRO-2, 8x V100 32 GB. Reproduced: the phase, every term, what was asked for, that ZeRO-3 fits. Not
-  reproduced: the verdict, which is "uncertain" since the 10% band reaches below the card (the prediction is above it).
+  reproduced: the verdict, which is "uncertain" since the error band reaches below the card; the prediction is above.
 - StarCoder at 8k, FSDP, 80x A100 80 GB. Reproduced: the 12 GiB that were asked for, allocated and asked together
   within 3%, that flash attention fits on 16. Not reproduced: the verdict, "fits": 12 GiB of fragmentation decided.
 - Megatron GPT-2 2.6B. Nothing is reproduced: tensor parallelism is refused, and fragmentation is not predicted.
@@ -98,7 +98,7 @@ class TestLlama7BOnV100:
         assert accelerator("V100-32GB").usable_bytes / GIB == pytest.approx(capacity, abs=0.05)
         two = self.budget(2)
         assert two.ladder.device > two.ladder.usable
-        # Not reproduced: "does not fit". The 10% band around the peak reaches below the card.
+        # Not reproduced: "does not fit". The error band around the peak reaches below the card.
         assert two.verdict is Verdict.UNCERTAIN
         assert self.budget(3).verdict is Verdict.FITS
         static = two.static.total_bytes / GIB
@@ -192,6 +192,6 @@ class TestLlama2OnSmallV100:
     def test_the_verdict_and_what_16_bit_states_would_have_said(self):
         budget = self.budget(convention="fsdp2_mixed", compute_dtype="fp16")
         assert budget.ladder.device > budget.ladder.usable
-        # Not reproduced: "does not fit", for the 10% band.
+        # Not reproduced: "does not fit", for the error band.
         assert budget.verdict is Verdict.UNCERTAIN
         assert self.budget(convention="pure_fp16").verdict is Verdict.FITS

@@ -9,7 +9,7 @@ from made_up_run import N_PARAMS, made_up
 from memcore.errors import UserError
 from memcore.score import Score, Status, read_runs, score_run, summarise
 from memcore.score.report import score_csv, score_report, score_text
-from memcore.score.summary import figures, percentile
+from memcore.score.summary import figures, percentile, rows_of
 from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit
 
@@ -144,7 +144,8 @@ class TestSummary:
     def test_medians_by_hand(self):
         """Errors of -10, 2 and 5 per cent: 5 in the middle without signs, 2 with; the 90th at 5 + 0.8 x 5."""
         scores = [self.with_error(error) for error in (-10.0, 2.0, 5.0)]
-        found = figures([*scores, score(workload__compile=True), score(parallelism__tp=2, hardware__gpus=2)])
+        others = [score(workload__compile=True), score(parallelism__tp=2, hardware__gpus=2)]
+        found = figures(rows_of([*scores, *others]))
         assert (found.n, found.predicted) == (4, 3)
         assert found.median_abs_pct == pytest.approx(5, abs=0.01)
         assert found.p90_abs_pct == pytest.approx(9, abs=0.01)

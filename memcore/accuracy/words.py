@@ -1,0 +1,123 @@
+"""The error band, and the published runs beside a prediction, in words."""
+
+from memcore.accuracy.band import FEWEST_RUNS, Band, band_for
+from memcore.accuracy.nearest import Like, nearest
+from memcore.accuracy.scored import Figure, ScoredRun, published
+from memcore.budget import Budget, Missing
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.explain import METHOD_LABELS
+from memcore.i18n import gettext as _
+from memcore.i18n import mark
+from memcore.scenario import Method
+from memcore.terms import EvidenceKind
+from memcore.units import format_count
+
+FIGURE_LABELS = {
+    Figure.TENSORS: mark("what tensors take"),
+    Figure.CARD: mark("what the allocator holds of the card"),
+}
+METRIC_LABELS = {
+    "allocated": mark("allocated"),
+    "active": mark("active"),
+    "reserved": mark("reserved"),
+    "nvidia_smi": mark("nvidia-smi"),
+    "unknown": mark("not known"),
+}
+# Engines of published runs by the names that they go by; the project's own have theirs.
+_OTHER_ENGINES = {"fsdp1": "PyTorch FSDP1", "megatron": "Megatron-LM", "megatron_fsdp": "Megatron FSDP"}
+
+
+def engine_label(name: str) -> str:
+    """The engine's name as it is written; one that is not known as it was given."""
+    if name in set(EngineName):
+        return _("single GPU") if name == EngineName.SINGLE else ENGINE_OPTIONS[EngineName(name)].label
+    return _OTHER_ENGINES.get(name, name)
+
+
+def method_label(name: str) -> str:
+    """The method's name as it is written."""
+    return _(METHOD_LABELS[Method(name)]) if name in set(Method) else name
+
+
+def band_sentence(budget: Budget) -> str:
+    """What the error band rests on, and what to do where that is nothing."""
+    band, scenario = budget.band, budget.scenario
+    named = {
+        "band": band.percent,
+        "engine": engine_label(scenario.parallelism.engine.value),
+        "method": method_label(scenario.recipe.method.value),
+    }
+    return _earned(band, named) if band.earned else " ".join([*_wide(budget, band, named), *_instead(budget)])
+
+
+def _earned(band: Band, named: dict[str, object]) -> str:
+    assert band.figure is not None
+    counts = {"runs": band.runs, "families": band.families, "figure": _(FIGURE_LABELS[band.figure]), **named}
+    if band.covers_all:
+        sentence = _(
+            "Error band ±{band}%: all {runs} published runs ({families} kinds) of {engine} with {method} lie within "
+            "it, measured as {figure}."
+        )
+    else:
+        sentence = _(
+            "Error band ±{band}%: nine of ten runs like the {runs} published ones ({families} kinds) of {engine} with "
+            "{method} lie within it, measured as {figure}."
+        )
+    said = [sentence.format(**counts)]
+    if band.figure is Figure.TENSORS:
+        said.append(_("What the allocator reserves beside them is not held by it."))
+    return " ".join(said)
+
+
+def _wide(budget: Budget, band: Band, named: dict[str, object]) -> list[str]:
+    if Missing.ACTIVATIONS in budget.missing:
+        sentence = _("Error band ±{band}%, assumed: no published run is predicted without its activations.")
+        return [sentence.format(**named)]
+    if band.runs:
+        sentence = _(
+            "Error band ±{band}%, assumed: of {engine} with {method} only {runs} published runs are predicted this "
+            "way, and fewer than {fewest} give no band."
+        )
+        return [sentence.format(runs=band.runs, fewest=FEWEST_RUNS, **named)]
+    return [_("Error band ±{band}%, assumed: no published runs like this, of {engine} with {method}.").format(**named)]
+
+
+def _instead(budget: Budget) -> list[str]:
+    """What would say more: the band of a trace, where published runs give one, or the real engine."""
+    scenario, said = budget.scenario, []
+    traced = band_for(scenario.parallelism.engine.value, scenario.recipe.method.value, EvidenceKind.TRACE)
+    if budget.evidence.profile is None and not budget.missing and traced.earned:
+        message = _("From a trace it is ±{band}%, by {runs} published runs.")
+        said.append(message.format(band=traced.percent, runs=traced.runs))
+    return [*said, _("`python -m memcore verify` runs the real engine beside its prediction.")]
+
+
+def nearest_runs(budget: Budget) -> list[ScoredRun]:
+    """The published runs that are most like the budget's scenario."""
+    scenario = budget.scenario
+    like = Like(
+        engine=scenario.parallelism.engine.value,
+        method=scenario.recipe.method.value,
+        n_params=budget.states.n_params,
+        seq_len=scenario.workload.seq_len,
+    )
+    return nearest(like, published().predicted)
+
+
+def run_label(run: ScoredRun) -> str:
+    """What a run is, in a few words: model, engine, method, sequence and cards."""
+    sequence = _("{batch} × {tokens:,} tokens").format(batch=run.micro_batch, tokens=run.seq_len)
+    count = format_count(run.n_params)
+    parts = [
+        run.model if count in run.model else f"{run.model} ({count})",
+        engine_label(run.engine),
+        method_label(run.method),
+        sequence,
+        f"{run.gpus} × {run.gpu}",
+    ]
+    return ", ".join(parts)
+
+
+def error_text(error: float | None) -> str:
+    """An error in per cent with its sign."""
+    return "-" if error is None else f"{error:+.1f}%".replace("-", "−")

@@ -1,0 +1,63 @@
+"""Why predictions of published runs miss, where that is known: kept by hand.
+
+A key is a family of runs; a regime and what was measured, as in ``fsdp/reserved``; or a regime. The first that a run
+has stands for it. A reason names a cause that was found in the libraries' code or the runs' own figures: where there
+is none the miss is not explained, and scripts/score_published.py says so.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from memcore.accuracy.scored import ScoredRun
+from memcore.i18n import gettext as _
+from memcore.score.summary import GROUPS, percentile
+
+REASONS: Mapping[str, str] = {}
+
+# A regime of so many predicted runs whose median error is beyond this, in per cent, misses to one side.
+FEWEST_RUNS = 5
+ONE_SIDED_PCT = 8.0
+# What a run's metric is called in a key.
+_KINDS = ("allocated", "reserved", "other")
+
+
+def kind_of(run: ScoredRun) -> str:
+    """The group of what was measured that the run is in, gold runs and FSDP2's lines aside."""
+    return next(name for name in _KINDS if GROUPS[name](run))
+
+
+def reason_of(run: ScoredRun) -> str | None:
+    """Why the run's prediction misses, in the current language; None where that is not known."""
+    for key in (run.family, f"{run.regime}/{kind_of(run)}", run.regime):
+        if key in REASONS:
+            return _(REASONS[key])
+    return None
+
+
+def one_sided_without_reason(runs: Sequence[ScoredRun]) -> Iterator[str]:
+    """A sentence for each regime, as a whole and by what was measured, that misses to one side while some of the runs
+    that do so have no reason."""
+    for regime in sorted({run.regime for run in runs}):
+        of_regime = [run for run in runs if run.regime == regime]
+        for kind in (None, *_KINDS):
+            part = [run for run in of_regime if kind is None or kind_of(run) == kind]
+            yield from _complaint(" ".join([regime, kind or ""]).strip(), part)
+
+
+def _complaint(name: str, runs: Iterable[ScoredRun]) -> Iterator[str]:
+    errors = [(error, run) for run in runs if (error := run.error_pct) is not None]
+    median = percentile((error for error, _run in errors), 0.5)
+    if len(errors) < FEWEST_RUNS or median is None or abs(median) <= ONE_SIDED_PCT:
+        return
+    side = 1 if median > 0 else -1
+    unexplained = [run for error, run in errors if error * side > ONE_SIDED_PCT and reason_of(run) is None]
+    if unexplained:
+        yield (
+            f"{name}: {len(errors)} runs with a median error of {median:+.1f}%, "
+            f"and {len(unexplained)} of them have no reason."
+        )
+
+
+def unused_reasons(runs: Iterable[ScoredRun]) -> list[str]:
+    """Keys that no run has."""
+    known = {key for run in runs for key in (run.family, f"{run.regime}/{kind_of(run)}", run.regime)}
+    return [key for key in REASONS if key not in known]
