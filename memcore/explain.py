@@ -155,6 +155,7 @@ ATTENTION_LABELS = {"flash": mark("flash"), "memory_efficient": mark("memory-eff
 OPERATION_LABELS = {
     "attention": mark("attention"),
     "mm": mark("matrix products"),
+    "mm_alternate": mark("every second matrix product"),
     "bmm": mark("batched products"),
     "grouped_mm": mark("experts' products"),
 }

@@ -7,8 +7,9 @@ from memcore.activations import checkpointing
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.engines.deepspeed.stage_3 import gather_settings
+from memcore.engines.fsdp2_units import own_blocks
 from memcore.engines.zero3_gather import END, gathered_blocks
-from memcore.models import Inventory
+from memcore.models import Block, Inventory
 from memcore.terms import Category, Moment, Phase, Term
 
 
@@ -101,23 +102,33 @@ def _zero_3_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ..
 
 
 def _fsdp2_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]]:
-    reshards, last = budget.scenario.fsdp2_config.reshard_after_forward, len(inventory.layers) - 1
+    config, last = budget.scenario.fsdp2_config, len(inventory.layers) - 1
+    own = own_blocks(inventory, budget.scenario)
+    kept_embedding = bool(own) and not config.reshards("embedding")
 
     def whole(moment: Moment) -> range:
         """The layers that are whole; at the end of the backward, none."""
         at = moment.segment if isinstance(moment.segment, int) else last if moment.phase is Phase.LOSS else -1
-        if not reshards:
+        if not config.reshards("block"):
             return range(at + 1)
         return range(max(at - 1, 0) if moment.phase is Phase.BACKWARD else at, at + 1)
 
     # The root's parameters may be let go of before its gradients are reduced.
-    root = [each > 0 for each in _gathered_bytes(budget)]
+    gathered = [each > 0 for each in _gathered_bytes(budget)]
 
-    def at(index: int, moment: Moment) -> tuple[float, ...]:
-        layers = whole(moment) if root[index] else range(0)
-        return tuple(float(root[index] if block.layer is None else block.layer in layers) for block in inventory.blocks)
+    def is_whole(block: Block, moment: Moment) -> bool:
+        if block.layer is not None:
+            return block.layer in whole(moment)
+        if block in own[1:]:
+            return moment.phase is Phase.LOSS
+        if block in own[:1] and not kept_embedding:
+            return moment.segment == "reduce" or (moment.phase is Phase.BACKWARD and moment.segment == 0)
+        return True
 
-    return [at(index, moment) for index, moment in enumerate(budget.timeline)]
+    return [
+        tuple(float(gathered[index] and is_whole(block, moment)) for block in inventory.blocks)
+        for index, moment in enumerate(budget.timeline)
+    ]
 
 
 def _gathered_bytes(budget: Budget) -> tuple[int, ...]:

@@ -387,9 +387,32 @@ REFUSALS = [
         "engine_config.cpu_offload",
         "engine_config.cpu_offload is set, but adamw of 8 bits, or paged, runs on a GPU alone.",
     ),
+    (
+        {
+            "hardware": {"gpus": 8},
+            "parallelism": {"engine": "fsdp2"},
+            "engine_config": {"reshard_after_forward": False, "reshard_exception": "last_block"},
+        },
+        "engine_config.reshard_exception",
+        "is last_block, which does nothing without reshard_after_forward: nothing is resharded.",
+    ),
+    (
+        {
+            "hardware": {"gpus": 8},
+            "parallelism": {"engine": "fsdp2"},
+            "engine_config": {"reshard_exception": "last_block+head"},
+        },
+        "engine_config.reshard_exception",
+        "the head is the root's: set engine_config.fsdp_units to block_embed_head.",
+    ),
     ({"offload": {"activations": "cpu"}}, "offload.activations", "is cpu; only none is predicted so far."),
     ({"offload": {"activations": "nvme"}}, "offload.activations", "is 'nvme'; allowed is none or cpu."),
     # workload
+    (
+        {"workload": {"checkpointing": "save(attention,mm,mm_alternate)"}},
+        "workload.checkpointing",
+        "of which mm saves every matrix product: leave mm or mm_alternate out.",
+    ),
     (
         {"workload": {"checkpointing": "segments(0)"}},
         "workload.checkpointing",

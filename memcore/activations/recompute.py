@@ -7,8 +7,9 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.units import ceil_div
 
-# Groups of operations whose results selective checkpointing can keep, by the names that save(...) takes.
-SAVED_OPERATIONS = ("attention", "mm", "bmm", "grouped_mm")
+# Groups of operations whose results selective checkpointing can keep, by the names that save(...) takes. mm_alternate
+# is torchtitan's: the first, third, fifth matrix product of a layer, those that add a bias left out.
+SAVED_OPERATIONS = ("attention", "mm", "mm_alternate", "bmm", "grouped_mm")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

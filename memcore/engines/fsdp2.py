@@ -59,9 +59,10 @@ def _gradient_slices(inputs: Inputs, state: State, units: Units | None) -> Term:
     if units is None or not units.layers or inputs.accumulates or isinstance(term.bytes_at, int):
         return term
     done = units.after(lambda layer: layer.shard)
-    each = num_bytes / max(1, sum(layer.shard for layer in units.layers) + units.root.shard)
+    head = units.head.shard
+    each = num_bytes / max(1, sum(layer.shard for layer in units.layers) + units.first.shard + head)
     at = (
-        round(each * done[moment.segment])
+        round(each * (head + done[moment.segment]))
         if moment.phase is Phase.BACKWARD and isinstance(moment.segment, int)
         else usual
         for moment, usual in zip(inputs.timeline, term.bytes_at, strict=True)

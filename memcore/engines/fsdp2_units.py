@@ -6,12 +6,13 @@ and where they do not divide them each has as many as the first, padding include
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 
 from memcore.engines.base import Inputs
-from memcore.models import Inventory, Role, Tensor
+from memcore.models import Block, Inventory, Role, Tensor
 from memcore.recipes import ConventionName
-from memcore.scenario import Lora, Method
+from memcore.scenario import Lora, Method, Scenario
 from memcore.states import is_quantised, lora_tensors
 from memcore.units import ceil_div
 
@@ -53,11 +54,19 @@ class Unit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Units:
-    """A unit per decoder layer, and the root's. `head_gradients`: of what follows the layers, in bytes."""
+    """A unit per decoder layer, and the root's; `embedding` and `head` are empty where they are the root's too.
+    `head_gradients`: of what follows the layers and is the root's, in bytes."""
 
     layers: tuple[Unit, ...]
     root: Unit
     head_gradients: int
+    embedding: Unit = Unit()
+    head: Unit = Unit()
+
+    @property
+    def first(self) -> Unit:
+        """What is gathered before the layers, and reduced after them: the root's, or the embedding with it."""
+        return self.root.with_(self.embedding)
 
     def after(self, of: Callable[[Unit], int]) -> tuple[int, ...]:
         """For each layer a figure's sum over those after it, whose backward is done before."""
@@ -74,16 +83,33 @@ def units_of(inputs: Inputs, inventory: Inventory) -> Units:
         count = max(1, len(layers))
         each = Unit(**{name: getattr(adapters, name) // count for name in Unit.__dataclass_fields__})
         layers = [layer.with_(each) for layer in layers]
-    outside = [block for block in inventory.blocks if block.layer is None]
-    last = max((place for place, block in enumerate(inventory.blocks) if block.layer is not None), default=-1)
-    after = [tensor for block in inventory.blocks[last + 1 :] for tensor in block.tensors]
+    unit = partial(_unit, inputs, trained=full)
+    own = own_blocks(inventory, inputs.scenario)
+    rest = [block for block in inventory.blocks if block.layer is None and block not in own]
+    root = unit([tensor for block in rest for tensor in block.tensors])
+    if own:
+        embedding, *head = (block.tensors for block in own)
+        after = [tensor for tensors in head for tensor in tensors]
+        return Units(layers=tuple(layers), root=root, head_gradients=0, embedding=unit(embedding), head=unit(after))
+    after = [tensor for block in _after_layers(inventory) for tensor in block.tensors]
     if inventory.tied:
         after += [tensor for tensor in inventory.tensors() if tensor.role is Role.EMBEDDING]
-    return Units(
-        layers=tuple(layers),
-        root=_unit(inputs, [tensor for block in outside for tensor in block.tensors], trained=full),
-        head_gradients=_unit(inputs, after, trained=full).gradients,
-    )
+    return Units(layers=tuple(layers), root=root, head_gradients=unit(after).gradients)
+
+
+def own_blocks(inventory: Inventory, scenario: Scenario) -> tuple[Block, ...]:
+    """The embedding, then what follows the layers, where these are units of their own; else none.
+
+    Tied weights are needed from the beginning to the end of the step, as the root's are.
+    """
+    if scenario.fsdp2_config.fsdp_units == "block_root" or inventory.tied:
+        return ()
+    return (inventory.blocks[0], *_after_layers(inventory))
+
+
+def _after_layers(inventory: Inventory) -> tuple[Block, ...]:
+    last = max((place for place, block in enumerate(inventory.blocks) if block.layer is not None), default=-1)
+    return inventory.blocks[last + 1 :]
 
 
 def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool) -> Unit:

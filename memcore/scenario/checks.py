@@ -53,6 +53,7 @@ def _check_engine(scenario: "Scenario") -> None:
         return
     if not isinstance(config, ENGINE_CONFIGS.get(parallelism.engine, type(None))):
         raise refuse("engine_config", _("{field} is of another engine than {engine}: leave it out."), engine=engine)
+    _check_units(scenario)
     zero = scenario.zero_config
     if zero.stage is not None and zero.stage != parallelism.zero_stage:
         message = _("{field} is {value}, but parallelism.zero_stage is {stage}: they must be the same.")
@@ -64,6 +65,19 @@ def _check_engine(scenario: "Scenario") -> None:
     if parallelism.dp_shard % hpz:
         message = _("{field} is {value}, which does not divide the {ranks} data-parallel ranks.")
         raise refuse(field, message, value=hpz, ranks=parallelism.dp_shard)
+
+
+def _check_units(scenario: "Scenario") -> None:
+    """FSDP2's exception from resharding is from some, and of a unit that there is."""
+    config, field = scenario.fsdp2_config, "engine_config.reshard_exception"
+    if config.reshard_exception is None:
+        return
+    if not config.reshard_after_forward:
+        message = _("{field} is {value}, which does nothing without reshard_after_forward: nothing is resharded.")
+        raise refuse(field, message, value=config.reshard_exception)
+    if "head" in config.reshard_exception and config.fsdp_units == "block_root":
+        message = _("{field} is {value}, but the head is the root's: set engine_config.fsdp_units to block_embed_head.")
+        raise refuse(field, message, value=config.reshard_exception)
 
 
 def _check_recipe(scenario: "Scenario") -> None:

@@ -1,7 +1,7 @@
 """An engine's own settings, as far as memory depends on them: one model per engine."""
 
 from collections.abc import Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -41,11 +41,18 @@ class DeepSpeedConfig(Part):
 
 class Fsdp2Config(Part):
     """How FSDP2 is applied, a unit per decoder layer. Without `reshard_after_forward` a layer stays gathered from
-    its forward to its backward. `cpu_offload`: torch's CPUOffloadPolicy, which keeps shards, their gradients and
-    optimizer states on the host."""
+    its forward to its backward; with it `reshard_exception` names what stays so all the same. `fsdp_units`: all but the
+    layers is the root's, or the embedding is a unit, and the final norm with the head one. `cpu_offload`: torch's
+    CPUOffloadPolicy, which keeps shards, their gradients and optimizer states on the host."""
 
     reshard_after_forward: bool = True
+    reshard_exception: Literal["last_block", "head", "last_block+head"] | None = None
+    fsdp_units: Literal["block_root", "block_embed_head"] = "block_root"
     cpu_offload: bool = False
+
+    def reshards(self, unit: str) -> bool:
+        """Whether a unit is resharded after its forward: a "block", the "last_block", the "embedding" or the "head"."""
+        return self.reshard_after_forward and unit not in (self.reshard_exception or "").split("+")
 
 
 class DdpConfig(Part):

@@ -25,7 +25,7 @@ from memcore.scenario.fields import (
 )
 from memcore.units import MAX_PARAMS
 
-_SAVED = "attention|mm|bmm|grouped_mm"
+_SAVED = "attention|mm|mm_alternate|bmm|grouped_mm"
 _CHECKPOINTING = re.compile(
     rf"none|full|attention|(segments|every_nth|first)\([1-9][0-9]{{0,3}}\)|save\(({_SAVED})(,({_SAVED}))*\)"
 )
@@ -186,8 +186,9 @@ class Workload(Part):
 
     `checkpointing`: none, full (every layer), segments(k) (groups of k layers, one kept input each),
     every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only), save(...) (every layer, but
-    for the results of the operations named: attention, mm, bmm, grouped_mm). `reentrant`: torch's reentrant
-    checkpoint. `logits_retained`: the loop keeps the model's output, logits included, until the backward is done.
+    for the results of the operations named: attention, mm, mm_alternate (every second of them), bmm, grouped_mm).
+    `reentrant`: torch's reentrant checkpoint. `logits_retained`: the loop keeps the model's output, logits included,
+    until the backward is done.
     """
 
     micro_batch: Tokens = 1
@@ -203,10 +204,13 @@ class Workload(Part):
     def _known_checkpointing(self) -> Self:
         if not _CHECKPOINTING.fullmatch(self.checkpointing):
             message = _(
-                "{field} is {value!r}; allowed are none, full, attention, segments(k), every_nth(n) and first(n) "
-                "with a whole number above 0, and save(...) with some of attention, mm, bmm and grouped_mm."
+                "{field} is {value!r}; allowed are none, full, attention, segments(k), every_nth(n) and first(n) with "
+                "a whole number above 0, and save(...) with some of attention, mm, mm_alternate, bmm and grouped_mm."
             )
             raise refuse("workload.checkpointing", message, value=self.checkpointing[:40])
+        if {"mm", "mm_alternate"} <= set(self.checkpointing.rstrip(")").partition("(")[2].split(",")):
+            message = _("{field} is {value}, of which mm saves every matrix product: leave mm or mm_alternate out.")
+            raise refuse("workload.checkpointing", message, value=self.checkpointing)
         if self.reentrant and self.checkpointing.partition("(")[0] in _NEVER_REENTRANT:
             message = _("{field} is set, which does nothing when workload.checkpointing is {kind}.")
             raise refuse("workload.reentrant", message, kind=self.checkpointing)

@@ -5,7 +5,7 @@ from typing import Any
 from memcore.engine_options import EngineName
 from memcore.recipes import DType
 from memcore.scenario import Scenario, parse_scenario
-from memcore.score.gaps import ATTENTIONS, CHECKPOINTINGS, LOSSES, OPTIMIZERS, SETTINGS, gaps_of
+from memcore.score.gaps import ATTENTIONS, CHECKPOINTINGS, LOSSES, OPTIMIZERS, SAVED, SETTINGS, gaps_of
 from memcore.score.record import Run
 
 
@@ -40,6 +40,7 @@ def _engine_config(run: Run) -> dict[str, Any] | None:
         return {
             "reshard_after_forward": run.parallelism.reshard_after_forward,
             "cpu_offload": run.workload.offload != "none",
+            **own,
         }
     return own or None
 
@@ -92,13 +93,13 @@ def _offload(run: Run) -> dict[str, Any]:
 
 def _workload(run: Run) -> dict[str, Any]:
     work = run.workload
-    selective = work.checkpointing == "selective_op"
+    saved = dict.fromkeys(SAVED[name] for name in work.sac_save or () if name in SAVED)
     return {
         "micro_batch": work.micro_batch,
         "seq_len": work.seq_len,
         "grad_accum": work.grad_accum,
         "attention": ATTENTIONS[work.attention],
-        "checkpointing": "save(attention)" if selective else CHECKPOINTINGS[work.checkpointing],
+        "checkpointing": f"save({','.join(saved)})" if saved else CHECKPOINTINGS[work.checkpointing],
         "reentrant": work.checkpointing == "full_reentrant",
         "loss": LOSSES[work.loss],
         "logits_retained": work.logits_retained,

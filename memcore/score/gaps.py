@@ -37,6 +37,10 @@ LOSSES = {
     "chunked_head_and_ce": "chunked",
     "fused_linear_ce": "fused",
 }
+# Of save lists: what a scenario has under another name, and what does not occur on one rank's whole tensors in 16 bits
+# (reduce_scatter is tensor parallelism's; max and abs are FP8's).
+SAVED = {"sdpa": "attention", "flex": "attention", "mm_alternate": "mm_alternate"}
+_NEVER_RUN = ("reduce_scatter", "max", "abs")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw"},
     "adam": {"name": "adam"},
@@ -59,6 +63,7 @@ SETTINGS = {
         "stage3_max_reuse_distance",
     ),
     EngineName.DDP: ("gradient_as_bucket_view",),
+    EngineName.FSDP2: ("fsdp_units", "reshard_exception"),
 }
 # Other settings, at the values for which a scenario stands without naming them.
 _ANY = object()
@@ -66,7 +71,6 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     # DeepSpeed gathers weights in place, in the flat group's own memory, and sends gradients from its bucket.
     EngineName.DEEPSPEED: {"allgather_bucket_size": _ANY, "reduce_scatter": _ANY},
     EngineName.DDP: {"ddp_bucket_cap_mb": 25},  # torch 2.13, nn/parallel/distributed.py: the default
-    EngineName.FSDP2: {"fsdp_units": "block_root", "reshard_exception": None},
 }
 _IMPLIED_ANYWHERE: dict[str, Any] = {
     "expandable_segments": _ANY,  # how the allocator lays out what it reserves: the ladder has the least of it
@@ -210,7 +214,7 @@ def _workload(run: Run) -> Iterator[Gap]:
     work = run.workload
     yield from _unless("workload.attention", work.attention, *ATTENTIONS)
     if work.checkpointing == "selective_op":
-        if work.sac_save != ["sdpa"]:
+        if not work.sac_save or not set(work.sac_save) <= {*SAVED, *_NEVER_RUN}:
             yield from _unless("workload.sac_save", work.sac_save)
     else:
         yield from _unless("workload.checkpointing", work.checkpointing, *CHECKPOINTINGS)

@@ -6,6 +6,8 @@ from typing import Any
 
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
+from memcore.engines.fsdp2_units import own_blocks
+from memcore.models import Inventory
 from memcore.recipes import ConventionName, DType
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import precision_of
@@ -66,9 +68,24 @@ def shard(model, device_type="cuda"):
     model = model.to({param}){master}
     for layer in model.{layers}:
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
-    # The root holds what is no layer's: it stays gathered until its own backward.
+{own}    # The root holds what is no layer's: it stays gathered until its own backward.
     return fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 '''
+
+
+_OWN_UNIT = """\
+    fully_shard({modules}, mesh=mesh, mp_policy=policy, reshard_after_forward={reshard})
+"""
+
+
+def _own_units(budget: Budget, inventory: Inventory) -> str:
+    """The lines for the units beside the layers."""
+    own = [f'model.get_submodule("{block.name}")' for block in own_blocks(inventory, budget.scenario)]
+    if not own:
+        return ""
+    config = budget.scenario.fsdp2_config
+    head = _OWN_UNIT.format(modules=f"[{', '.join(own[1:])}]", reshard=config.reshards("head"))
+    return _OWN_UNIT.format(modules=own[0], reshard=config.reshards("embedding")) + head
 
 
 def fsdp2_code(budget: Budget) -> str | None:
@@ -78,7 +95,9 @@ def fsdp2_code(budget: Budget) -> str | None:
     if inventory is None or not inventory.layers or scenario.recipe.method is not Method.FULL:
         return None
     dtypes, parallelism = budget.states.precision.convention, scenario.parallelism
-    replicated = parallelism.dp_replicate > 1
+    replicated, config = parallelism.dp_replicate > 1, scenario.fsdp2_config
+    layers = inventory.layers[0].name.rpartition(".")[0]
+    excepted = config.reshards("block") and not config.reshards("last_block")
     return _FSDP2.format(
         mesh=(parallelism.dp_replicate, parallelism.dp_shard) if replicated else (parallelism.dp_shard,),
         names='("replicate", "shard")' if replicated else '("shard",)',
@@ -86,8 +105,9 @@ def fsdp2_code(budget: Budget) -> str | None:
         reduce=_TORCH_DTYPES[dtypes.reduce_dtype],
         param=_TORCH_DTYPES[dtypes.param_dtype],
         master="  # the FP32 master copy of the recipe is the optimizer's to keep" if dtypes.master_dtype else "",
-        layers=inventory.layers[0].name.rpartition(".")[0],
-        reshard=scenario.fsdp2_config.reshard_after_forward,
+        layers=layers,
+        reshard=f"layer is not model.{layers}[-1]" if excepted else config.reshard_after_forward,
+        own=_own_units(budget, inventory),
     )
 
 

@@ -125,6 +125,9 @@ def candidates(grid: Grid) -> Iterator[dict[str, int | bool]]:
 def with_settings(scenario: Scenario, settings: Settings) -> Scenario:
     """The scenario with those settings of its engine, the others kept. The values must be allowed ones."""
     if scenario.parallelism.engine is EngineName.FSDP2:
-        return scenario.model_copy(update={"engine_config": Fsdp2Config.model_validate(settings)})
+        given = {**scenario.fsdp2_config.model_dump(), **settings}
+        if not given["reshard_after_forward"]:
+            given["reshard_exception"] = None  # nothing is left to be excepted from
+        return scenario.model_copy(update={"engine_config": Fsdp2Config.model_validate(given)})
     zero = scenario.zero_config.model_copy(update=settings)
     return scenario.model_copy(update={"engine_config": DeepSpeedConfig(zero_optimization=zero)})

@@ -24,6 +24,7 @@ from memcore.engine_options import EngineName
 from memcore.engines import Inputs
 from memcore.engines.deepspeed.plan import slice_elements, trained_tensors
 from memcore.engines.deepspeed.stage_3 import gather_settings
+from memcore.engines.fsdp2_units import own_blocks
 from memcore.engines.zero3_gather import simulate
 from memcore.units import ceil_div
 
@@ -143,23 +144,29 @@ def _brimful(elements: int, bucket: int) -> list[int]:
 
 
 def _fsdp2(inputs: Inputs) -> Traffic:
-    """The root is gathered once, each layer for its forward and, if it was resharded, for its backward; then each is
-    reduced. Nothing runs beside the root's and the first layer's gather, nor beside the root's reduction."""
+    """The root is gathered once, each other unit for its forward and, if it was resharded, for its backward; then each
+    is reduced. Nothing runs beside the gather of what comes first and of the first layer, nor beside what is reduced
+    last."""
     inventory, states = inputs.inventory, inputs.states
     if inventory is None or inputs.ranks == 1:
         return Traffic(updates=1)
-    precision, layers = states.precision.convention, [layer.numel for layer in inventory.layers]
-    root = inventory.n_params - sum(layers)
-    config = inputs.scenario.engine_config
-    times = 1 if config is not None and not getattr(config, "reshard_after_forward", True) else 2
+    precision, config = states.precision.convention, inputs.scenario.fsdp2_config
+    own = own_blocks(inventory, inputs.scenario)
+    head = sum(block.numel for block in own[1:])
+    kinds = [*["block"] * (len(inventory.layers) - 1), "last_block", *(["embedding", "head"] if own else [])]
+    sizes = [*(layer.numel for layer in inventory.layers), *([own[0].numel, head] if own else [])]
+    again = [size for size, kind in zip(sizes, kinds, strict=True) if config.reshards(kind)]
+    root = inventory.n_params - sum(sizes)
+    first = root + (own[0].numel if own else 0)
     micro_steps = inputs.scenario.workload.grad_accum
     gather, reduce = precision.compute_dtype.size, states.trained_as.reduce_dtype.size
-    first = _sent(inputs, root + layers[0], gather) + _sent(inputs, min(root, states.trained), reduce)
+    exposed = _sent(inputs, first + sizes[0], gather) + _sent(inputs, min(first, states.trained), reduce)
+    gathered = inventory.n_params + sum(again)
+    units = len(sizes) + bool(root)
     return Traffic(
-        exposed_bytes=micro_steps * first,
-        sent_bytes=micro_steps
-        * (_sent(inputs, root + times * sum(layers), gather) + _sent(inputs, states.trained, reduce)),
-        launches=micro_steps * (1 + times * len(layers) + 1 + len(layers)),
+        exposed_bytes=micro_steps * exposed,
+        sent_bytes=micro_steps * (_sent(inputs, gathered, gather) + _sent(inputs, states.trained, reduce)),
+        launches=micro_steps * (2 * units + len(again)),
         updates=1,
     )
 

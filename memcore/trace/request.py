@@ -43,7 +43,8 @@ class Step:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sharding:
     """FSDP2 among `shard` ranks, in `replicate` groups that hold the same: shards are kept in `param_dtype`, gradients
-    reduced in `reduce_dtype`. `cpu_offload`: shards, their gradients and optimizer states are on the host."""
+    reduced in `reduce_dtype`. `cpu_offload`: shards, their gradients and optimizer states are on the host. `fsdp_units`
+    and `reshard_exception`: see memcore.scenario.Fsdp2Config."""
 
     shard: int
     replicate: int
@@ -51,6 +52,12 @@ class Sharding:
     param_dtype: str
     reduce_dtype: str
     cpu_offload: bool = False
+    fsdp_units: str = "block_root"
+    reshard_exception: str | None = None
+
+    def reshards(self, unit: str) -> bool:
+        """Whether a unit is resharded after its forward: a "block", the "last_block", the "embedding" or the "head"."""
+        return self.reshard_after_forward and unit not in (self.reshard_exception or "").split("+")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +183,8 @@ def _sharding(scenario: Scenario, convention: Convention) -> Sharding | None:
         param_dtype=convention.param_dtype.value,
         reduce_dtype=convention.reduce_dtype.value,
         cpu_offload=config.cpu_offload,
+        fsdp_units=config.fsdp_units,
+        reshard_exception=config.reshard_exception,
     )
 
 

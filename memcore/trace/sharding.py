@@ -4,9 +4,10 @@ Worker processes only: imports torch. The process group is torch's fake one (tor
 distributed/fake_pg.py): this process is rank 0 of any number, and collectives do nothing.
 
 A unit of FSDP2 is a decoder layer, inside its checkpoint where it is recomputed, as transformers has it; all else
-(embedding, final norm, head) is the root's. What a CUDA rank does otherwise: gathers and reductions run on streams of
-their own. But blocks are taken and given back by the same Python references in the same order, and events keep none
-of them longer, so the allocated bytes are the same; only what the allocator reserves grows by a pool per stream.
+(embedding, final norm, head) is the root's, or in units of its own (memcore.trace.fsdp_units). What a CUDA rank does
+otherwise: gathers and reductions run on streams of their own. But blocks are taken and given back by the same Python
+references in the same order, and events keep none of them longer, so the allocated bytes are the same; only what the
+allocator reserves grows by a pool per stream.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcore.trace.building import DTYPES
+from memcore.trace.fsdp_units import own_units
 from memcore.trace.recorder import Recorder
 from memcore.trace.request import Sharding
 from memcore.trace.tape import GATHERED, HOST, REDUCED
@@ -50,9 +52,9 @@ def ranks(sharding: Sharding) -> Iterator[DeviceMesh]:
 
 
 class Root(nn.Module):
-    """The whole step's forward as one module, the root of FSDP2's units."""
+    """The step's forward as one module, the root of FSDP2's units: with the loss, or what goes into one outside."""
 
-    def __init__(self, model: nn.Module, run: Callable[[torch.Tensor], Any]) -> None:
+    def __init__(self, model: Any, run: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
         self.model = model
         self._run = run
@@ -68,10 +70,12 @@ def shard(root: Root, sharding: Sharding, compute_dtype: str | None, mesh: Devic
     policy = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=DTYPES[sharding.reduce_dtype])
     offload = CPUOffloadPolicy(pin_memory=False) if sharding.cpu_offload else OffloadPolicy()
     apply = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    layers = _layers(root)
     with _replaced(_fsdp_param, "_chunk_with_empty", _first_chunk):
-        for unit in _units(root):
-            for layer in unit.layers:
-                apply(layer, reshard_after_forward=sharding.reshard_after_forward)
+        for layer in layers:
+            apply(layer, reshard_after_forward=sharding.reshards("last_block" if layer is layers[-1] else "block"))
+        for name, modules in own_units(root.model, layers, sharding.fsdp_units).items():
+            apply(modules, reshard_after_forward=sharding.reshards(name))
         # The root's default: kept from its forward to its backward, which follows at once.
         apply(root, reshard_after_forward=None if sharding.reshard_after_forward else False)
 
@@ -83,14 +87,17 @@ def _first_chunk(_original: Any, tensor: torch.Tensor, num_chunks: int, dim: int
 
 
 @contextmanager
-def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, on_cpu: bool) -> Iterator[None]:
-    """Let the recorder know what FSDP2 does, until the block ends. `reduce` is called when the root's gradients are
-    about to be reduced, the end of the backward. `on_cpu`: with what the CPU's kernels take for a moment."""
-    group = _group(root)
-    of_root = set(map(id, group.fsdp_params))
+def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, units: str, on_cpu: bool) -> Iterator[None]:
+    """Let the recorder know what FSDP2 does, until the block ends. `reduce` is called when the gradients of the root,
+    or of an embedding by itself, are about to be reduced: the end of the backward. `on_cpu`: with what the CPU's
+    kernels take for a moment."""
+    layers = _layers(root)
+    groups = {"root": _group(root)} if _group(root) is not None else {}
+    groups |= {name: _group(modules[0]) for name, modules in own_units(root.model, layers, units).items()}
+    of_others = {id(each): name for name, group in groups.items() for each in group.fsdp_params}
 
     def place(parameters: Sequence[Any]) -> str:
-        return "root" if id(parameters[0]) in of_root else "layer"
+        return of_others.get(id(parameters[0]), "layer")
 
     def gather(original: Any, parameters: Any, *args: Any) -> Any:
         with recorder.telling(GATHERED, place(parameters)):
@@ -128,15 +135,16 @@ def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, on_c
             (_fsdp_collectives, "foreach_reduce_scatter_copy_in", copy_in),
             (_fsdp_param, "alloc_storage", resize),
             (_fsdp_param, "free_storage", resize),
-            (group, "post_backward", at_end),
+            # None of their inputs has a gradient: torch comes to them in this order once all else is done.
+            (groups.get("root", groups.get("embedding")), "post_backward", at_end),
         ):
             stack.enter_context(_replaced(owner, name, replacement))
         for unit in _units(root):
             for layer in unit.layers:
                 stack.enter_context(_replaced(_group(layer), "pre_backward", unit.before_backward))
-        for each in [group, *(_group(layer) for unit in _units(root) for layer in unit.layers)]:
+        for each in [*groups.values(), *map(_group, layers)]:
             stack.enter_context(_replaced(each, "wait_for_unshard", partial(copy_out, each.fsdp_params)))
-        if group.fsdp_params[0].offload_to_cpu:
+        if _group(layers[0]).fsdp_params[0].offload_to_cpu:
             stack.enter_context(_on_host(recorder))
         yield
 
@@ -185,8 +193,12 @@ def _units(root: Root) -> list[Unit]:
     return [module for module in root.modules() if isinstance(module, Unit)]
 
 
+def _layers(root: Root) -> list[nn.Module]:
+    return [layer for unit in _units(root) for layer in unit.layers]
+
+
 def _group(module: Any) -> Any:
-    """A unit's parameters, as FSDP2 has them together."""
+    """A unit's parameters, as FSDP2 has them together; None for a root that has none left."""
     return module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001  no public way to ask
 
 

@@ -147,7 +147,8 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any)
     with ExitStack() as stack:
         if request.sharding is not None:
             on_cpu = request.kernels == "cpu"
-            stack.enter_context(sharding.observed(root, recorder, tags.reduce, on_cpu=on_cpu))
+            units = request.sharding.fsdp_units
+            stack.enter_context(sharding.observed(root, recorder, tags.reduce, units=units, on_cpu=on_cpu))
         stack.enter_context(recorder.recording())
         _step(root, tokens, tags, request)
     dtype = DTYPES[request.step.dtype] if request.step else torch.float32

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 _aten: Any = torch.ops.aten
-# The operations of each group of memcore.activations.recompute.SAVED_OPERATIONS.
+_MM = _aten.mm.default
+# The operations of each group of memcore.activations.recompute.SAVED_OPERATIONS, but mm_alternate: see there.
 OPERATIONS: dict[str, tuple[Any, ...]] = {
     "attention": (
         _aten._scaled_dot_product_flash_attention_for_cpu.default,  # noqa: SLF001  the kernels' names in torch
@@ -20,7 +21,7 @@ OPERATIONS: dict[str, tuple[Any, ...]] = {
         _aten._scaled_dot_product_efficient_attention.default,  # noqa: SLF001
         _aten._scaled_dot_product_cudnn_attention.default,  # noqa: SLF001
     ),
-    "mm": (_aten.mm.default, _aten.addmm.default),
+    "mm": (_MM, _aten.addmm.default),
     "bmm": (_aten.bmm.default, _aten.baddbmm.default),
     "grouped_mm": (_aten._grouped_mm.default,),  # noqa: SLF001
 }
@@ -40,10 +41,31 @@ def recomputed(
     # As transformers does: a reentrant checkpoint takes no keywords.
     function = partial(run, **kwargs)
     if saved:
-        operations = [operation for group in saved for operation in OPERATIONS[group]]
-        contexts = partial(create_selective_checkpoint_contexts, operations)
+        contexts = partial(_selective_contexts, saved)
         return checkpoint(function, hidden, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return checkpoint(function, hidden, *args, use_reentrant=reentrant, preserve_rng_state=False)
+
+
+def _selective_contexts(saved: Sequence[str]) -> Any:
+    """The contexts of one forward and of its repetition, in which the operations of the groups keep their results.
+
+    "mm_alternate": the first, third, fifth matrix product of those recomputed together, counted anew in the
+    repetition. Source: torchtitan, distributed/activation_checkpoint.py, _get_custom_policy (commit b00e484e).
+    """
+    operations = {operation for group in saved for operation in OPERATIONS.get(group, ())}
+    contexts: Callable[[Any], Any] = create_selective_checkpoint_contexts
+    if "mm_alternate" not in saved:
+        return contexts(list(operations))
+    counts = {False: 0, True: 0}
+
+    def policy(context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+        keep = operation in operations
+        if operation is _MM:
+            counts[context.is_recompute] += 1
+            keep = counts[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return contexts(policy)
 
 
 class Unit(nn.Module):

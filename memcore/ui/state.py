@@ -71,6 +71,8 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_stage": parallelism.stage,
         "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
         "w_reshard": scenario.fsdp2_config.reshard_after_forward,
+        "w_reshard_exception": scenario.fsdp2_config.reshard_exception,
+        "w_fsdp_units": scenario.fsdp2_config.fsdp_units,
         "w_fsdp_offload": scenario.fsdp2_config.cpu_offload,
         "w_bucket_view": isinstance(config, DdpConfig) and config.gradient_as_bucket_view,
         "w_bucket": zero.reduce_bucket_size,
@@ -197,7 +199,12 @@ def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
 
 def _engine_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
     if engine is EngineName.FSDP2:
-        own = {"reshard_after_forward": values["w_reshard"], "cpu_offload": values["w_fsdp_offload"]}
+        own = {
+            "reshard_after_forward": values["w_reshard"],
+            "reshard_exception": values["w_reshard_exception"] if values["w_reshard"] else None,
+            "fsdp_units": values["w_fsdp_units"],
+            "cpu_offload": values["w_fsdp_offload"],
+        }
         return {} if own == Fsdp2Config().model_dump() else {"engine_config": own}
     if engine is EngineName.DDP and values["w_bucket_view"]:
         return {"engine_config": {"gradient_as_bucket_view": True}}

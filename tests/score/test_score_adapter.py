@@ -164,6 +164,18 @@ def test_engine_settings_arrive():
     assert offloaded.fsdp2_config.cpu_offload
     whole = scenario_of(parse_run(made_up("fsdp2", parallelism__reshard_after_forward=False)))
     assert not whole.fsdp2_config.reshard_after_forward
+    units = {"fsdp_units": "block_embed_head", "reshard_exception": "head"}
+    config = scenario_of(parse_run(made_up("fsdp2", engine_config=units))).fsdp2_config
+    assert (config.fsdp_units, config.reshard_exception) == ("block_embed_head", "head")
+
+
+def test_torchtitans_save_list_arrives():
+    """What never runs without tensor parallelism and FP8 leaves nothing to save."""
+    listed = ["mm_alternate", "sdpa", "reduce_scatter", "max"]
+    run = made_up(workload__checkpointing="selective_op", workload__sac_save=listed)
+    assert scenario_of(parse_run(run)).workload.checkpointing == "save(mm_alternate,attention)"
+    run = made_up(workload__checkpointing="selective_op", workload__sac_save=[*listed, "all_to_all"])
+    assert [gap.field for gap in gaps_of(parse_run(run))] == ["workload.sac_save"]
 
 
 @pytest.mark.parametrize(

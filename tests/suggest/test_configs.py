@@ -238,6 +238,18 @@ def test_the_code_shards_a_real_model_and_trains_it_a_step(
     assert found["whole"] == budget.states.n_params
 
 
+def test_the_code_makes_the_units_and_exceptions_that_were_predicted(tiny: Evidence):
+    """Embedding, and final norm with head; what torch keeps whole after the forward is what is excepted."""
+    config = {"fsdp_units": "block_embed_head", "reshard_exception": "last_block"}
+    scenario = {"model": {"config": TINY_LLAMA}, "hardware": {"gpus": 4}, "engine_config": config}
+    convention = {"recipe": {"convention": "fsdp2_mixed"}}
+    found = run_code(of({**scenario, "parallelism": {"engine": "fsdp2"}, **convention}, tiny), 4)
+    layers = TINY_LLAMA["num_hidden_layers"]
+    assert found["units"] == layers + 4  # the norm and the head are each a module of their unit
+    assert found["layers_stay"] == [*[False] * (layers - 1), True]
+    assert not found["root_stays"]
+
+
 def test_the_code_names_the_layers_of_every_model():
     """By the path that transformers gives them; nothing is written for adapters or a bare count."""
     scenario = {"hardware": {"gpus": 8}, "parallelism": {"engine": "fsdp2"}}

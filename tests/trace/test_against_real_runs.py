@@ -139,6 +139,7 @@ def _cases() -> Iterator[Case]:
     for model in ("llama", "gpt2", "mixtral"):
         yield case(model, "fp32", "flash", "save(attention,mm)", (2, 101))
     yield case("llama", "bf16", "flash", "save(mm)", (1, 192))
+    yield case("llama", "bf16", "flash", "save(mm_alternate,attention)", (1, 192))
     yield case("llama", "fp32", "eager", "save(mm,bmm)", (2, 101))
     yield case("qwen3_moe", "fp32", "flash", "save(attention,mm,grouped_mm)", (2, 101))
 
@@ -154,7 +155,9 @@ class Group(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.options: dict[str, Any] = {"use_reentrant": case.reentrant, "preserve_rng_state": False}
         if saved:
-            self.options["context_fn"] = partial(create_selective_checkpoint_contexts, list(saved))
+            self.options["context_fn"] = lambda: create_selective_checkpoint_contexts(
+                saved() if callable(saved) else list(saved)
+            )
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         return checkpoint(partial(self._run, **kwargs), hidden, *args, **self.options)
@@ -175,6 +178,21 @@ SAVED = {
 }
 
 
+class TitanPolicy:
+    """Every second matrix product is recomputed: the rule in words of torchtitan's docs, by an own counter."""
+
+    def __init__(self, saved: Sequence[Any]) -> None:
+        self.saved = saved
+        self.products = {"forward": 0, "backward": 0}
+
+    def __call__(self, context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> bool:
+        if operation is not _aten.mm.default:
+            return operation in self.saved
+        when = "backward" if context.is_recompute else "forward"
+        self.products[when] += 1
+        return self.products[when] % 2 != 0
+
+
 def recompute(model: Any, case: Case) -> None:
     """Put the kind of checkpointing into a real model of four layers."""
     kind = case.checkpointing
@@ -188,8 +206,11 @@ def recompute(model: Any, case: Case) -> None:
         "first(2)": [Group([one], case), Group([two], case), three, four],
     }
     if kind.startswith("save"):
-        saved = [SAVED[name] for name in kind[5:-1].split(",")]
-        saved += [_aten.addmm.default] * ("mm" in kind)
+        names = kind[5:-1].split(",")
+        saved: Any = [SAVED[name] for name in names if name in SAVED]
+        saved += [_aten.addmm.default] * ("mm" in names)
+        if "mm_alternate" in names:
+            saved = partial(TitanPolicy, saved)
         groups[kind] = [Group([layer], case, saved) for layer in layers]
     if kind in groups:
         del layers[:]

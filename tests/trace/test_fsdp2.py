@@ -78,7 +78,7 @@ def test_every_phase_of_a_real_run(run: dict[str, Any]):
 
 def sharded(model: str = "llama", layers: int = 10, **wanted: Any) -> Request:
     """FP32 shards of a small model among eight ranks, computed in BF16."""
-    names = ("shard", "replicate", "reshard_after_forward", "param_dtype", "reduce_dtype", "cpu_offload")
+    names = Sharding.__dataclass_fields__
     usual = {"shard": 8, "replicate": 1, "reshard_after_forward": True, "param_dtype": "fp32", "reduce_dtype": "fp32"}
     own = {name: wanted.pop(name) for name in names if name in wanted}
     config = {**CONFIGS[model], "num_hidden_layers": layers}
@@ -111,6 +111,11 @@ def test_a_few_layers_replay_as_all_of_them(layers: int):
         {"reshard_after_forward": False, "checkpointing": "full", "loss": "fused"},
         {"autocast": True},
         {"loss": "chunked"},
+        {"reshard_exception": "last_block"},
+        {"fsdp_units": "block_embed_head"},
+        {"fsdp_units": "block_embed_head", "reshard_exception": "head", "checkpointing": "full"},
+        {"fsdp_units": "block_embed_head", "reshard_exception": "last_block+head"},
+        {"fsdp_units": "block_embed_head", "reshard_after_forward": False},
     ],
     ids=str,
 )

@@ -20,6 +20,7 @@ from memcore.states import precision_of
 from memcore.suggest.configs import ds_config_of
 from memcore.trace import kernels
 from memcore.trace.building import DTYPES, IMPLEMENTATIONS
+from memcore.trace.fsdp_units import own_units
 
 _LEARNING_RATE = 1e-4
 
@@ -138,12 +139,15 @@ def _fsdp2(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tenso
         given["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=DTYPES[convention.compute_dtype.value], reduce_dtype=DTYPES[convention.reduce_dtype.value]
         )
-    given["reshard_after_forward"] = config.reshard_after_forward
     if config.cpu_offload:
         given["offload_policy"] = CPUOffloadPolicy()
-    for layer in decoder_layers(model):
-        fully_shard(layer, **given)
-    fully_shard(model, **given)
+    layers = decoder_layers(model)
+    for layer in layers:
+        unit = "last_block" if layer is layers[-1] else "block"
+        fully_shard(layer, reshard_after_forward=config.reshards(unit), **given)
+    for unit, modules in own_units(model, layers, config.fsdp_units).items():
+        fully_shard(modules, reshard_after_forward=config.reshards(unit), **given)
+    fully_shard(model, reshard_after_forward=config.reshard_after_forward, **given)
     return _loop(scenario, model, batch)
 
 
