@@ -164,6 +164,12 @@ LOSS_LABELS = {
     "chunked": mark("in chunks"),
     "fused": mark("fused with the head"),
 }
+FUSED_LABELS = {
+    "rmsnorm": "RMSNorm",
+    "rope": mark("rotary embeddings"),
+    "swiglu": "SwiGLU",
+    "lora": mark("adapters of the attention"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

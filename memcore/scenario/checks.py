@@ -8,7 +8,7 @@ from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.recipes import CONVENTIONS, DType
 from memcore.scenario.engine_configs import ENGINE_CONFIGS
 from memcore.scenario.fields import refuse
-from memcore.scenario.parts import Device, Method
+from memcore.scenario.parts import FUSED_TARGETS, Device, Lora, Method, Quantization
 
 if TYPE_CHECKING:
     from memcore.scenario.whole import Scenario
@@ -20,6 +20,7 @@ def check(scenario: "Scenario") -> None:
     _check_engine(scenario)
     _check_recipe(scenario)
     _check_offload(scenario)
+    _check_fused_kernels(scenario)
 
 
 def _check_parallelism(scenario: "Scenario") -> None:
@@ -156,3 +157,29 @@ def _check_offload(scenario: "Scenario") -> None:
             "{field} is {value}, but DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32."
         )
         raise refuse("offload.optimizer", message, value=offload.optimizer)
+
+
+def _check_fused_kernels(scenario: "Scenario") -> None:
+    """What fused adapters ask for is what their code does: see memcore.trace.fused_lora."""
+    names, recipe, field = scenario.workload.fused_kernels, scenario.recipe, "workload.fused_kernels"
+    if len(set(names)) < len(names):
+        raise refuse(field, _("{field} names a kernel twice."))
+    if names and scenario.model.is_bare_count:
+        raise refuse(field, _("{field} does nothing for a parameter count: give a catalogue name or a config.json."))
+    if "lora" not in names:
+        return
+    if recipe.method is Method.FULL:
+        raise refuse(field, _("{field} names lora, which does nothing when recipe.method is full."))
+    lora = recipe.lora or Lora()
+    if others := [target for target in lora.targets if target not in FUSED_TARGETS]:
+        message = _(
+            "{field} names lora, which is predicted for adapters on {allowed} alone; there are some on {others}."
+        )
+        raise refuse(field, message, allowed=", ".join(FUSED_TARGETS), others=", ".join(others)[:80])
+    if recipe.quantization is Quantization.NF4:
+        raise refuse(field, _("{field} names lora, which unpacks 4-bit weights of double quantisation alone."))
+    computed = recipe.compute_dtype or CONVENTIONS[recipe.convention].compute_dtype
+    plain = scenario.parallelism.engine in (EngineName.SINGLE, EngineName.DDP)  # others cast adapters themselves
+    if plain and lora.adapter_dtype is not computed and not lora.autocast:
+        message = _("{field} names lora, which takes {dtype} adapters under autocast alone: set recipe.lora.autocast.")
+        raise refuse(field, message, dtype=lora.adapter_dtype.value.upper())

@@ -31,6 +31,8 @@ _CHECKPOINTING = re.compile(
 )
 # Kinds for which reentrant means nothing: no layer is recomputed as a whole.
 _NEVER_REENTRANT = ("none", "attention", "save")
+# The modules whose adapters the fused kernel takes.
+FUSED_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Method(StrEnum):
@@ -189,6 +191,8 @@ class Workload(Part):
     for the results of the operations named: attention, mm, mm_alternate (every second of them), bmm, grouped_mm).
     `reentrant`: torch's reentrant checkpoint. `logits_retained`: the loop keeps the model's output, logits included,
     until the backward is done.
+    `fused_kernels`: which of a layer's operations run as one kernel each, which keeps less and writes gradients in
+    place: rmsnorm, rope (rotary embeddings), swiglu (a gated SiLU), lora (adapters on q_proj, k_proj, v_proj, o_proj).
     """
 
     micro_batch: Tokens = 1
@@ -199,6 +203,7 @@ class Workload(Part):
     reentrant: bool = False
     loss: Literal["unfused", "chunked", "fused"] = "unfused"
     logits_retained: bool = False
+    fused_kernels: tuple[Literal["rmsnorm", "rope", "swiglu", "lora"], ...] = ()
 
     @model_validator(mode="after")
     def _known_checkpointing(self) -> Self:

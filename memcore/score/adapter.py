@@ -103,4 +103,5 @@ def _workload(run: Run) -> dict[str, Any]:
         "reentrant": work.checkpointing == "full_reentrant",
         "loss": LOSSES[work.loss],
         "logits_retained": work.logits_retained,
+        "fused_kernels": work.fused_kernels,
     }

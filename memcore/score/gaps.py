@@ -50,6 +50,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "paged_adamw": {"name": "adamw", "paged": True},
     "paged_adamw_8bit": {"name": "adamw", "bits": 8, "paged": True},
 }
+FUSED_KERNELS = ("rmsnorm", "rope", "swiglu", "lora")
 # An engine's settings that a scenario has under the same name.
 SETTINGS = {
     EngineName.DEEPSPEED: (
@@ -222,7 +223,8 @@ def _workload(run: Run) -> Iterator[Gap]:
     yield from _loss(run)
     yield from _unless("workload.compile", work.compile, False)
     yield from _unless("workload.loss_compiled", work.loss_compiled, False)
-    yield from _unless("workload.fused_kernels", work.fused_kernels, [])
+    others = [name for name in work.fused_kernels if name not in FUSED_KERNELS]
+    yield from _unless("workload.fused_kernels", others, [])
     offloads = {EngineName.FSDP2: ["params+grads+optimizer"], EngineName.DEEPSPEED: ["params+optimizer"]}
     allowed = offloads.get(EngineName(run.parallelism.engine), []) if run.parallelism.engine in offloads else []
     yield from _unless("workload.offload", work.offload, "none", *allowed)

@@ -70,6 +70,17 @@ class PackedLinear(nn.Linear):
         result: torch.Tensor = _Unpacked.apply(values, self.weight, self.bias, shape, self.double_quant)  # type: ignore[no-untyped-call]
         return result
 
+    def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
+        """The weight in the dtype of the computation.
+
+        Source: fms-acceleration of December 2024, fused_ops/unsloth_lora/utils.py, fast_dequantize.
+        """
+        shape = (self.out_features, self.in_features)
+        weight = torch.empty(shape, dtype=dtype, device=self.weight.device)
+        scales = _scales(weight, shape, self.double_quant, in_place=True)
+        del scales
+        return weight
+
 
 class _Unpacked(torch.autograd.Function):
     """Source: bitsandbytes 0.50, backends/default/ops.py, _gemm_4bit_default_impl; on CUDA, a fused kernel takes its

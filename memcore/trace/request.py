@@ -64,7 +64,8 @@ class Sharding:
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
-    "fused" or "none" (the decoder alone). `full_depth`: run every layer, to check the replay."""
+    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them. `full_depth`: run every layer, to
+    check the replay."""
 
     config: Mapping[str, Any]
     micro_batch: int
@@ -75,6 +76,7 @@ class Request:
     loss: str
     reentrant: bool = False
     logits_retained: bool = False
+    fused_kernels: tuple[str, ...] = ()
     autocast: bool = False
     stored: str | None = None
     adapters: Adapters | None = None
@@ -86,7 +88,7 @@ class Request:
 
 def read_request(payload: Mapping[str, Any]) -> Request:
     """A request from its data, as it comes to a worker."""
-    given = dict(payload)
+    given = {**payload, "fused_kernels": tuple(payload.get("fused_kernels", ()))}
     if given.get("adapters"):
         targets = tuple(given["adapters"]["targets"])
         given["adapters"] = Adapters(**{**given["adapters"], "targets": targets})
@@ -114,6 +116,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         reentrant=work.reentrant,
         loss=work.loss,
         logits_retained=work.logits_retained,
+        fused_kernels=work.fused_kernels,
         autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST or around_adapters,
         stored=convention.param_dtype.value if around_adapters else None,
         adapters=_adapters(scenario, convention),

@@ -19,6 +19,7 @@ from memcore.i18n import gettext as _
 from memcore.trace import kernels, sharding
 from memcore.trace.autocasting import cuda_lists
 from memcore.trace.building import DTYPES, Built, build, make_fake, trained_shapes
+from memcore.trace.fused import fused
 from memcore.trace.limits import check_sizes, positions_notes
 from memcore.trace.losses import hidden_of, loss_of
 from memcore.trace.optimizer_step import step_transient
@@ -79,6 +80,7 @@ def _record(request: Request, attention: str) -> Tape:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         make_fake(built.model, DTYPES[request.adapters.dtype] if request.adapters else None)
         stack.enter_context(kernels.grouped_products())
+        stack.enter_context(fused(built.model, request.fused_kernels))
         stack.enter_context(kernels.cuda_dropout() if request.kernels == "cuda" else nullcontext())
         if request.autocast and request.kernels == "cuda":
             stack.enter_context(cuda_lists())

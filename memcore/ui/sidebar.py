@@ -8,7 +8,14 @@ from streamlit.delta_generator import DeltaGenerator
 from memcore.configs import normalise_config
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.errors import UserError
-from memcore.explain import ATTENTION_LABELS, EVIDENCE_LABELS, LOSS_LABELS, METHOD_LABELS, OPERATION_LABELS
+from memcore.explain import (
+    ATTENTION_LABELS,
+    EVIDENCE_LABELS,
+    FUSED_LABELS,
+    LOSS_LABELS,
+    METHOD_LABELS,
+    OPERATION_LABELS,
+)
 from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES
 from memcore.i18n import gettext as _
@@ -290,6 +297,14 @@ def _workload() -> None:
         st.checkbox(_("Reentrant"), key="w_reentrant", help=_("torch's older checkpoint: use_reentrant=True."))
     losses = {name: _(label) for name, label in LOSS_LABELS.items()}
     st.selectbox(_("Loss"), list(losses), key="w_loss", format_func=losses.__getitem__)
+    kernels = {name: _(label) for name, label in FUSED_LABELS.items()}
+    st.multiselect(
+        _("Fused kernels"),
+        list(kernels),
+        key="w_fused",
+        format_func=kernels.__getitem__,
+        help=_("Of a kernel library, such as Liger or Unsloth: they keep less, and write gradients in place."),
+    )
     st.number_input(
         _("Gradient accumulation steps"),
         min_value=1,

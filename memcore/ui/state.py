@@ -106,6 +106,7 @@ def _workload_values(workload: Workload) -> dict[str, Any]:
         "w_saved": rest.split(",") if kind == "save" else ["attention", "mm"],
         "w_reentrant": workload.reentrant,
         "w_loss": workload.loss,
+        "w_fused": list(workload.fused_kernels),
     }
 
 
@@ -178,6 +179,7 @@ def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
         "checkpointing": _checkpointing(values),
         "reentrant": values["w_reentrant"] and kind in REENTRANT_CHECKPOINTING,
         "loss": values["w_loss"],
+        "fused_kernels": values["w_fused"],
     }
 
 

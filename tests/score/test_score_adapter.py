@@ -65,7 +65,7 @@ OTHER: dict[str, Any] = {
     "workload.loss_chunks": 4,
     "workload.logits_dtype": "bf16",
     "workload.dropout": 0.1,
-    "workload.fused_kernels": ["rope"],
+    "workload.fused_kernels": ["bias_gelu"],
     "workload.offload": "activations",
     "engine_config": {"no_such": 1},
     "engine_config.fsdp_units": "block_embed_head",

@@ -60,6 +60,7 @@ def test_any_size_is_a_trace_of_its_own(name: str, batch: int):
         {"adapters": Adapters(rank=8, targets=("all-linear",), dtype="fp32", dropout=0.1)},
         {"adapters": Adapters(rank=8, targets=("all-linear",), dtype="bf16", quantization="nf4_double_quant")},
         {"autocast": True},
+        {"fused_kernels": ("rmsnorm", "rope", "swiglu")},
         {"checkpointing": "save(attention,mm)"},
         {"checkpointing": "segments(2)", "reentrant": True},
         {"dtype": "fp32", "logits_retained": True},
