@@ -165,9 +165,9 @@ LOSS_LABELS = {
     "fused": mark("fused with the head"),
 }
 FUSED_LABELS = {
-    "rmsnorm": "RMSNorm",
+    "rmsnorm": mark("RMSNorm"),
     "rope": mark("rotary embeddings"),
-    "swiglu": "SwiGLU",
+    "swiglu": mark("SwiGLU"),
     "lora": mark("adapters of the attention"),
 }
 

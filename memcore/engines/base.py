@@ -149,12 +149,9 @@ def newest_gradient(inputs: Inputs, width: int) -> list[Term]:
 
     In `width` bytes a value; the largest of each segment of the backward.
     """
-    inventory = inputs.inventory
-    if inventory is None or inputs.states.trained != inventory.n_params or not inventory.layers:
+    largest = largest_tensors(inputs)
+    if not largest:
         return []
-    largest: dict[object, int] = {}
-    for block, segment in backward_places(inventory):
-        largest[segment] = max(largest.get(segment, 0), *(tensor.numel for tensor in block.tensors))
 
     def at(moment: Moment) -> int:
         return width * largest.get(moment.segment, 0) if moment.phase is Phase.BACKWARD else 0
@@ -168,6 +165,18 @@ def newest_gradient(inputs: Inputs, width: int) -> list[Term]:
             source="torch 2.13, autograd: a whole gradient exists before any hook can take it",
         )
     ]
+
+
+def largest_tensors(inputs: Inputs) -> dict[object, int]:
+    """Values of the largest tensor whose gradient comes in each segment of the backward; empty where that is not
+    known."""
+    inventory = inputs.inventory
+    if inventory is None or inputs.states.trained != inventory.n_params or not inventory.layers:
+        return {}
+    largest: dict[object, int] = {}
+    for block, segment in backward_places(inventory):
+        largest[segment] = max(largest.get(segment, 0), *(tensor.numel for tensor in block.tensors))
+    return largest
 
 
 def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequence[int]) -> list[Term]:

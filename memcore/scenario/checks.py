@@ -128,9 +128,23 @@ def _check_optimizer(scenario: "Scenario") -> None:
         raise refuse("recipe.optimizer.implementation", message, value=optimizer.implementation)
     if optimizer.momentum and optimizer.name is not OptimizerName.SGD:
         raise refuse("recipe.optimizer.momentum", _("{field} does nothing for {name}: it is SGD's."), name=name)
+    if optimizer.in_backward:
+        _check_in_backward(scenario)
     if rule.needs_whole_tensors and scenario.parallelism.engine is EngineName.FSDP2:
         message = _("{field} is {name}, which is not predicted for FSDP2's divided tensors yet.")
         raise refuse("recipe.optimizer.name", message, name=name)
+
+
+def _check_in_backward(scenario: "Scenario") -> None:
+    """A step in the backward has one gradient at a time, whole and complete."""
+    field, engine = "recipe.optimizer.in_backward", scenario.parallelism.engine
+    if engine is not EngineName.SINGLE:
+        raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine=engine.value)
+    if scenario.recipe.method is not Method.FULL or scenario.model.is_bare_count:
+        raise refuse(field, _("{field} is set, which is predicted for full training of a model with shapes alone."))
+    if scenario.workload.grad_accum > 1:
+        message = _("{field} is set, but workload.grad_accum is {steps}: a gradient that waits is not freed.")
+        raise refuse(field, message, steps=scenario.workload.grad_accum)
 
 
 def _check_offload(scenario: "Scenario") -> None:

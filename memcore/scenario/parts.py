@@ -132,13 +132,15 @@ class Parallelism(Part):
 
 class Optimizer(Part):
     """`bits` 8 is bitsandbytes' block-wise optimizer, `paged` its unified memory. `implementation` is
-    torch's; None means the engine's own default. `momentum` is SGD's."""
+    torch's; None means the engine's own default. `momentum` is SGD's. `in_backward`: each parameter is stepped as soon
+    as its gradient is complete, which is freed then."""
 
     name: OptimizerName = OptimizerName.ADAMW
     bits: Literal[8, 32] = 32
     paged: bool = False
     implementation: Literal["foreach", "fused", "for_loop"] | None = None
     momentum: bool = False
+    in_backward: bool = False
 
 
 class Lora(Part):

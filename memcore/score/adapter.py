@@ -49,7 +49,11 @@ def _recipe(run: Run) -> dict[str, Any]:
     recipe, lora = run.recipe, run.recipe.lora
     common: dict[str, Any] = {
         "method": recipe.method,
-        "optimizer": {**OPTIMIZERS[recipe.optimizer], "implementation": recipe.optimizer_impl},
+        "optimizer": {
+            **OPTIMIZERS[recipe.optimizer],
+            "implementation": recipe.optimizer_impl,
+            "in_backward": recipe.optimizer_in_backward,
+        },
         "convention": _convention(run),
         "param_dtype": recipe.param_dtype,
         "compute_dtype": recipe.compute_dtype,

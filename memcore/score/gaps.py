@@ -168,7 +168,6 @@ def _training(run: Run) -> Iterator[Gap]:
     """The optimizer, and what is kept of gradients and states."""
     recipe = run.recipe
     yield from _unless("recipe.optimizer", recipe.optimizer, *OPTIMIZERS)
-    yield from _unless("recipe.optimizer_in_backward", recipe.optimizer_in_backward, False)
     if recipe.method == "full" and run.parallelism.engine != EngineName.DEEPSPEED:
         # torch keeps a gradient in the dtype of its parameter.
         yield from _unless("recipe.grad_dtype", recipe.grad_dtype, recipe.param_dtype)

@@ -64,8 +64,9 @@ class Sharding:
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
-    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them. `full_depth`: run every layer, to
-    check the replay."""
+    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them. `step_in_backward`: each
+    parameter is stepped, and its gradient freed, in the backward. `full_depth`: run every layer, to check the replay.
+    """
 
     config: Mapping[str, Any]
     micro_batch: int
@@ -81,6 +82,7 @@ class Request:
     stored: str | None = None
     adapters: Adapters | None = None
     step: Step | None = None
+    step_in_backward: bool = False
     sharding: Sharding | None = None
     kernels: str = "cuda"
     full_depth: bool = False
@@ -121,6 +123,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         stored=convention.param_dtype.value if around_adapters else None,
         adapters=_adapters(scenario, convention),
         step=_step(scenario, convention),
+        step_in_backward=scenario.recipe.optimizer.in_backward,
         sharding=_sharding(scenario, convention),
     )
     return asdict(request)

@@ -3,7 +3,7 @@
 Worker processes only: imports torch and transformers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -25,7 +25,7 @@ from memcore.trace.losses import hidden_of, loss_of
 from memcore.trace.optimizer_step import step_transient
 from memcore.trace.profile import ActivationProfile, profile_of
 from memcore.trace.recorder import Recorder
-from memcore.trace.request import Request
+from memcore.trace.request import Request, Step
 from memcore.trace.sorting import tape_of
 from memcore.trace.tape import Tape
 
@@ -143,9 +143,10 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any)
     tags.recorder, tags.last = recorder, len(plan.picked) - 1
     # The hooks know the recorder alone: one that knew the model would keep it alive for good, since the garbage
     # collector cannot see that a parameter holds its hook.
+    take = partial(_step_one, recorder, _transients(built, request)) if request.step_in_backward else None
     for parameter in model.parameters():
         if parameter.requires_grad:
-            parameter.register_post_accumulate_grad_hook(lambda trained: recorder.is_gradient(trained.grad))
+            parameter.register_post_accumulate_grad_hook(take or (lambda trained: recorder.is_gradient(trained.grad)))
     with ExitStack() as stack:
         if request.sharding is not None:
             on_cpu = request.kernels == "cpu"
@@ -153,8 +154,7 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any)
             stack.enter_context(sharding.observed(root, recorder, tags.reduce, units=units, on_cpu=on_cpu))
         stack.enter_context(recorder.recording())
         _step(root, tokens, tags, request)
-    dtype = DTYPES[request.step.dtype] if request.step else torch.float32
-    transient = step_transient(trained_shapes(built), request.step, dtype) if request.step else None
+    transient = 0 if request.step_in_backward else _transient(trained_shapes(built), request.step)
     return tape_of(
         recorder.changes,
         recorder.gradients,
@@ -171,6 +171,26 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any)
         trained_bytes=next(p.element_size() for p in model.parameters() if p.requires_grad),
         versions=f"torch {torch.__version__}, transformers {transformers.__version__}",
     )
+
+
+def _transient(shapes: Sequence[tuple[tuple[int, ...], int]], step: Step | None) -> int | None:
+    """What the optimizer's step makes for a moment; None where it is not one of torch's."""
+    return None if step is None else step_transient(shapes, step, DTYPES[step.dtype])
+
+
+def _transients(built: Built, request: Request) -> dict[tuple[int, ...], int]:
+    """The same for a step on one parameter alone, by its shape."""
+    return {shape: _transient([(shape, 1)], request.step) or 0 for shape, _count in trained_shapes(built)}
+
+
+def _step_one(recorder: Recorder, transients: Mapping[tuple[int, ...], int], trained: torch.Tensor) -> None:
+    """Step one parameter in the backward, and let its gradient go.
+
+    Source: torchtune 0.4, training/memory.py, register_optim_in_bwd_hooks.
+    """
+    recorder.is_gradient(trained.grad)
+    recorder.for_a_moment(transients[tuple(trained.shape)])
+    trained.grad = None
 
 
 def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:

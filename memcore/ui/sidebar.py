@@ -254,6 +254,12 @@ def _optimizer(name: OptimizerName) -> None:
         right.toggle(_("paged"), key="w_paged")
     if name is OptimizerName.SGD or st.session_state["w_momentum"]:
         st.toggle(_("momentum"), key="w_momentum")
+    if _engine() is EngineName.SINGLE:
+        st.toggle(
+            _("Step in the backward"),
+            key="w_in_backward",
+            help=_("Each parameter is stepped as soon as its gradient is there, which is freed then."),
+        )
     if rule.in_torch:
         choices = [ENGINE_DEFAULT, "foreach", "fused", "for_loop"]
         labels = {ENGINE_DEFAULT: _("the engine's default")}

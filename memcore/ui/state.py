@@ -87,6 +87,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_8bit": optimizer.bits == 8,
         "w_paged": optimizer.paged,
         "w_momentum": optimizer.momentum,
+        "w_in_backward": optimizer.in_backward,
         "w_implementation": optimizer.implementation or ENGINE_DEFAULT,
         "w_offload_optimizer": offload.optimizer.value,
         "w_offload_parameters": offload.parameters.value,
@@ -123,7 +124,7 @@ def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
         "model": _model(values),
         "hardware": {"gpu": values["w_gpu"], "gpus": gpus, "gpus_per_node": min(values["w_node"], gpus)},
         "parallelism": _parallelism(values, engine),
-        "recipe": _recipe(values, base.get("recipe", {})),
+        "recipe": _recipe(values, engine, base.get("recipe", {})),
         "offload": _offload(values, engine),
         "workload": {**base.get("workload", {}), **_workload(values)},
         **_engine_config(values, engine, base.get("engine_config", {})),
@@ -152,10 +153,12 @@ def _parallelism(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any
     return chosen
 
 
-def _recipe(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _recipe(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
     method = Method(values["w_method"])
     optimizer: dict[str, Any] = {"name": values["w_optimizer"]}
-    switches = (("w_8bit", "bits", 8), ("w_paged", "paged", True), ("w_momentum", "momentum", True))
+    switches = [("w_8bit", "bits", 8), ("w_paged", "paged", True), ("w_momentum", "momentum", True)]
+    if engine is EngineName.SINGLE:
+        switches.append(("w_in_backward", "in_backward", True))
     optimizer |= {field: value for key, field, value in switches if values[key]}
     if values["w_implementation"] != ENGINE_DEFAULT and OPTIMIZERS[OptimizerName(values["w_optimizer"])].in_torch:
         optimizer["implementation"] = values["w_implementation"]

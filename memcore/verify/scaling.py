@@ -108,6 +108,8 @@ def check_runnable(scenario: Scenario, ranks: int, device: str) -> None:
     if optimizer.name not in _OPTIMIZERS or optimizer.bits == 8 or optimizer.paged:
         sentence = _("No real run here has this optimizer; adam, adamw and sgd have one.")
         raise UserError(sentence, "recipe.optimizer.name")
+    if optimizer.in_backward:
+        raise UserError(_("A step in the backward is not run for proof yet."), "recipe.optimizer.in_backward")
     parts = (scenario.offload.optimizer, scenario.offload.parameters)
     if device == "cpu" and (scenario.fsdp2_config.cpu_offload or any(part is not Device.NONE for part in parts)):
         raise UserError(_("Where the device is the CPU, offloading to it shows nothing."), "offload")
