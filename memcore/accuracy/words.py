@@ -1,16 +1,17 @@
 """The error band, and the published runs beside a prediction, in words."""
 
 from memcore.accuracy.band import FEWEST_RUNS, Band, band_for
+from memcore.accuracy.calibration import Calibrated
 from memcore.accuracy.nearest import Like, nearest
 from memcore.accuracy.scored import Figure, ScoredRun, published
 from memcore.budget import Budget, Missing
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
-from memcore.explain import METHOD_LABELS
+from memcore.explain import METHOD_LABELS, VERDICT_LABELS
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Method
 from memcore.terms import EvidenceKind
-from memcore.units import format_count
+from memcore.units import ByteUnit, format_bytes, format_count
 
 FIGURE_LABELS = {
     Figure.TENSORS: mark("what tensors take"),
@@ -121,3 +122,23 @@ def run_label(run: ScoredRun) -> str:
 def error_text(error: float | None) -> str:
     """An error in per cent with its sign."""
     return "-" if error is None else f"{error:+.1f}%".replace("-", "−")
+
+
+def calibration_sentence(budget: Budget, found: Calibrated, unit: ByteUnit) -> str:
+    """A calibrated figure, marked as such, with the number of runs behind it and the figure without."""
+    scenario = budget.scenario
+    sentence = _(
+        "Calibrated by {runs} of your own runs ({engine}, {method}; median of measured over predicted {ratio:.3f}, "
+        "measured as {figure}): {need} instead of the predicted {raw}. Of {usable} usable, so calibrated: {verdict}."
+    )
+    return sentence.format(
+        runs=found.by.runs,
+        engine=engine_label(scenario.parallelism.engine.value),
+        method=method_label(scenario.recipe.method.value),
+        ratio=found.by.ratio,
+        figure=_(FIGURE_LABELS[found.by.figure]),
+        need=format_bytes(found.device, unit),
+        raw=format_bytes(budget.ladder.device, unit),
+        usable=format_bytes(budget.ladder.usable, unit),
+        verdict=_(VERDICT_LABELS[found.verdict]),
+    )

@@ -11,6 +11,7 @@ from memcore.alive import alive_by_module
 from memcore.budget import Budget, Verdict
 from memcore.compare import PhasePair, beside_closed_form
 from memcore.explain import (
+    EVIDENCE_LABELS,
     NO_CLOSED_FORM,
     PHASE_LABELS,
     Explanation,
@@ -19,6 +20,7 @@ from memcore.explain import (
     assumptions,
     difference,
     headroom,
+    term_label,
     verdict_sentence,
     warnings,
 )
@@ -63,6 +65,21 @@ def how_computed(explanations: Iterable[Explanation]) -> None:
             st.latex(each.symbols)
             st.text(f"= {each.numbers} = {each.result}")
             st.caption(_("Source: {source}").format(source=each.source))
+
+
+def terms_at_peak(budget: Budget, unit: ByteUnit) -> None:
+    """Every term with its share of the peak, which the shares add up to."""
+    rows = [
+        {
+            _("Term"): term_label(term.name),
+            _("At the peak"): format_bytes(share, unit),
+            _("Evidence"): _(EVIDENCE_LABELS[term.evidence]),
+        }
+        for term, share in budget.at_peak()
+    ]
+    total = {_("Term"): _("Allocated at the peak, the sum of all terms"), _("Evidence"): ""}
+    rows.append({**total, _("At the peak"): format_bytes(budget.peak_bytes, unit)})
+    text_table(rows, _("Every term at the peak"))
 
 
 def downloads(budget: Budget, rows: Sequence[Mapping[str, object]], name: str) -> None:

@@ -1,23 +1,79 @@
-"""Home: the whole budget of one scenario, and does it fit."""
+"""Home: the whole budget of one scenario, and does it fit; how far to trust that; a team's own runs."""
 
 import streamlit as st
 
+from memcore.accuracy.scored import ScoredRun, source_link
+from memcore.accuracy.words import METRIC_LABELS, band_sentence, error_text, nearest_runs, run_label
 from memcore.budget import Budget
 from memcore.explain import explain_term, remedy, term_label
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.questions import QUESTIONS, Question
 from memcore.report import budget_rows
-from memcore.ui import charts, state
+from memcore.ui import charts, own_runs, scoreboard, state
 from memcore.ui.cards import beside_trace, downloads, figures, headroom_text, how_computed, opening, text_table
 from memcore.ui.frame import open_page
 from memcore.units import ByteUnit, format_bytes
 
 LARGEST = 3
+VIEW_LABELS = {
+    state.ANSWER: mark("This scenario"),
+    state.PUBLISHED: mark("Published runs"),
+    state.OWN: mark("Your own runs"),
+}
 
 
 def render(budget: Budget, unit: ByteUnit) -> None:
     """The page's body."""
     opening(_("GPU memory of a training run"), budget, unit)
+    own_runs.calibration_line(budget, unit)
+    _beside(budget, unit)
+    st.session_state.setdefault(state.VIEW, state.ANSWER)
+    view = st.segmented_control(
+        _("View"), list(VIEW_LABELS), key=state.VIEW, required=True, label_visibility="collapsed",
+        format_func=lambda name: _(VIEW_LABELS[name]),
+    )  # fmt: skip
+    if view == state.PUBLISHED:
+        scoreboard.render(unit)
+    elif view == state.OWN:
+        own_runs.render(budget, unit)
+    else:
+        _answer(budget, unit)
+
+
+def _beside(budget: Budget, unit: ByteUnit) -> None:
+    """The error band and the published runs most like the scenario; the gist on the outside."""
+    nearest = nearest_runs(budget)
+    gist = _("Error band ±{band}%").format(band=budget.band.percent)
+    if nearest:
+        errors = ", ".join(error_text(run.error_pct) for run in nearest)
+        gist += " · " + _("nearest published runs: {errors}").format(errors=errors)
+    with st.expander(gist, key="nearest", icon=":material/balance:"):
+        st.markdown(band_sentence(budget))
+        if nearest:
+            text_table([_near(run, unit) for run in nearest], _("The published runs most like this scenario"))
+            st.caption(
+                _(
+                    "Nearest by doublings of parameters and of the sequence between the two; another engine, or "
+                    "another method, counts as four doublings."
+                )
+            )
+        else:
+            st.markdown(_("No published run has a prediction to lie beside it."))
+
+
+def _near(run: ScoredRun, unit: ByteUnit) -> dict[str, object]:
+    return {
+        _("Published run"): run_label(run),
+        _("Predicted"): format_bytes(run.predicted or 0, unit),
+        _("Measured"): format_bytes(run.measured, unit),
+        _("Error"): error_text(run.error_pct),
+        _("Measured as"): _(METRIC_LABELS.get(run.metric, run.metric)),
+        _("Source"): f"[{run.source.partition('@')[0]}]({source_link(run.source)})",
+    }
+
+
+def _answer(budget: Budget, unit: ByteUnit) -> None:
     ladder = budget.ladder
     figures(
         [

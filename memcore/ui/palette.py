@@ -1,6 +1,7 @@
 """One colour for each thing that is drawn, the same on every page (Okabe and Ito's palette, safe for
 colour-blind readers)."""
 
+from memcore.accuracy.scored import Figure
 from memcore.budget import Verdict
 from memcore.one_step import StepPart
 from memcore.terms import Category
@@ -31,6 +32,8 @@ ATTENTION_COLOURS = {"flash": "#0072B2", "memory_efficient": "#009E73", "eager":
 MEASURED_ATTENTION_COLOURS = {"plain": "#D55E00", "flash": "#0072B2", "memory_efficient": "#009E73"}
 # Variants of one measured chart, in order.
 VARIANT_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
+# What was measured of a run; None where that is not known.
+FIGURE_COLOURS = {Figure.TENSORS: "#0072B2", Figure.CARD: "#D55E00", None: "#8C8C8C"}
 # Lines and texts over the plot must show on a light and on a dark background.
 GREY = "#888888"
 VERDICT_ICONS = {

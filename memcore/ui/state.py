@@ -47,6 +47,9 @@ COUNTED_CHECKPOINTING = ("segments", "every_nth", "first")
 REENTRANT_CHECKPOINTING = ("full", *COUNTED_CHECKPOINTING)
 
 _SCENARIO, _NOTICES = "scenario", "notices"
+# Home's views, and the one that is open.
+VIEW = "w_view"
+ANSWER, PUBLISHED, OWN = "answer", "published", "own"
 UNIT, LANGUAGE, EVIDENCE = "w_unit", "w_language", "w_evidence"
 EVIDENCES = (EvidenceKind.FORMULA.value, EvidenceKind.TRACE.value)
 
@@ -278,6 +281,11 @@ def edited() -> Scenario:
     """The scenario as the widgets now have it. Raises UserError; then the last good one stays."""
     base = scenario_data(scenario())
     return parse_scenario(scenario_from(cast(Mapping[str, Any], st.session_state), base))
+
+
+def show_answer() -> None:
+    """Have home show the scenario's own answer. For callbacks."""
+    st.session_state[VIEW] = ANSWER
 
 
 def keep(good: Scenario) -> None:

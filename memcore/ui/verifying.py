@@ -23,7 +23,7 @@ from memcore.ui.step_charts import step_of_engine
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit
 from memcore.verify.case import MAX_LOCAL_RANKS, WITHOUT_DEEPSPEED
-from memcore.verify.proof import case_evidence
+from memcore.verify.proof import Proof, case_evidence
 from memcore.verify.report import notes, phase_rows, proof_headings, term_headings, term_rows, verdict
 from memcore.verify.running import RunningProof
 from memcore.verify.scaling import Scaled, crowding, engine_label, scale
@@ -51,6 +51,11 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     else:
         st.info(_("Measuring is switched off on this server."), icon=":material/lock:")
     _result(budget, unit)
+
+
+def proofs() -> list[Proof]:
+    """What was verified in this session: the last proof of each engine and stage."""
+    return [proof for proof, _scaled in st.session_state.get(_ENDED, {}).values()]
 
 
 def _controls(budget: Budget) -> None:

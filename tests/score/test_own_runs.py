@@ -1,0 +1,138 @@
+"""A team's own runs: files, exports, proofs, and the job that scores them. Run: pytest tests/score/test_own_runs.py"""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from counted import ask
+from made_up_run import made_up
+from scored_runs import scored, several
+
+from memcore.accuracy.band import WIDE_PERCENT, band_for
+from memcore.errors import UserError
+from memcore.score import running
+from memcore.score.own import export_rows, read_given, with_rows
+from memcore.score.running import MAX_OWN_RUNS, RunningScores, Scored
+from memcore.terms import EvidenceKind
+
+WAIT_S = 60
+
+
+def until(job: RunningScores, holds: Callable[[Scored], bool]) -> Scored:
+    deadline = time.monotonic() + WAIT_S
+    while not holds(found := job.look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def ended(job: RunningScores) -> Scored:
+    return until(job, lambda found: found.ended)
+
+
+class TestFiles:
+    def test_records_are_still_to_be_scored(self):
+        given = read_given(json.dumps({"runs": [made_up(), {"id": "broken"}]}))
+        assert [record["id"] for record in given.records] == ["made-up", "broken"]
+        assert given.rows == ()
+
+    def test_an_export_comes_back_as_it_was(self):
+        rows = (scored(), scored(predicted=None, evidence=None), *several(1.0, 2.0, by_formula=3, device="cpu"))
+        given = read_given(export_rows(rows))
+        assert (given.rows, given.records, given.older) == (rows, (), False)
+
+    def test_rows_of_another_version_are_told_from_this_ones(self):
+        data = {**json.loads(export_rows([scored()])), "predicted_as_of": "2020-01-01"}
+        assert read_given(json.dumps(data)).older
+
+    @pytest.mark.parametrize(
+        "change",
+        [{"measured": 0}, {"measured": "10"}, {"predicted": -1}, {"predicted": 1.5}, {"n_params": 0}, {"seq_len": 0},
+         {"run_id": 3}],
+    )  # fmt: skip
+    def test_a_row_that_no_run_has_is_refused(self, change: dict[str, Any]):
+        data = json.loads(export_rows([scored()]))
+        data["runs"][0] |= change
+        with pytest.raises(UserError):
+            read_given(json.dumps(data))
+
+    @pytest.mark.parametrize(
+        "text", ["", "{}", "[", '{"memcore_own_runs": 1}', '{"memcore_own_runs": 1, "runs": [{}]}', "7"]
+    )
+    def test_another_file_is_refused_with_a_sentence(self, text: str):
+        with pytest.raises(UserError):
+            read_given(text)
+
+    def test_more_than_a_page_scores_is_for_the_command_line(self):
+        with pytest.raises(UserError, match="memcore score"):
+            read_given(json.dumps([{}] * (MAX_OWN_RUNS + 1)))
+
+    def test_a_run_that_is_scored_again_takes_the_place_of_its_old_row(self):
+        old, new = several(1.0, 2.0), several(9.0)
+        assert with_rows(old, new) == (new[0], old[1])
+
+
+class TestJob:
+    def test_the_rest_is_scored_where_records_are_wrong(self):
+        bad_bytes = made_up(id="bad", measured__bytes=0)
+        compiled = made_up(id="compiled", workload__compile=True)
+        beyond = made_up(id="beyond", parallelism__tp=2, hardware__gpus=2)
+        records = [made_up(), {"id": "broken"}, bad_bytes, None, compiled, beyond, made_up(id="second")]
+        found = ended(RunningScores(records, ask))
+        assert (found.done, found.num_records) == (7, 7)
+        assert [row.run_id for row in found.rows] == ["made-up", "compiled", "beyond", "second"]
+        assert [row.run_id for row in found.rows if row.predicted] == ["made-up", "second"]
+        assert [each.run_id for each in found.complaints] == ["broken", "bad", "#4", "compiled", "beyond"]
+        assert all(each.reason.endswith(".") for each in found.complaints)
+        assert set(found.records) == {row.run_id for row in found.rows}
+
+    def test_it_is_cancelled_between_two_records(self):
+        asked, go_on = threading.Event(), threading.Event()
+
+        def slow(task: str, payload: dict[str, Any]) -> Any:
+            asked.set()
+            assert go_on.wait(WAIT_S)
+            return ask(task, payload)
+
+        job = RunningScores([made_up(), made_up(id="second")], slow)
+        assert asked.wait(WAIT_S)
+        job.cancel()
+        go_on.set()
+        assert [row.run_id for row in ended(job).rows] == ["made-up"]
+
+    def test_one_file_at_a_time_and_a_waiting_one_can_be_cancelled(self):
+        go_on = threading.Event()
+
+        def slow(task: str, payload: dict[str, Any]) -> Any:
+            assert go_on.wait(WAIT_S)
+            return ask(task, payload)
+
+        first = RunningScores([made_up()], slow)
+        until(first, lambda found: not found.waits)
+        second, third = RunningScores([made_up()], ask), RunningScores([made_up()], ask)
+        assert second.look().waits
+        third.cancel()
+        assert ended(third).done == 0
+        go_on.set()
+        assert ended(first).done == ended(second).done == 1
+
+    def test_a_file_that_nobody_looks_at_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(running, "HEARTBEAT_S", 0.0)
+        job = RunningScores([made_up()] * 3, ask)
+        job._thread.join(WAIT_S)
+        assert job.look().done < 3
+
+    def test_how_long_it_takes_is_said_after_the_first(self):
+        found = ended(RunningScores([made_up()], ask))
+        assert found.estimate_s == 0
+
+
+def test_runs_of_ones_own_do_not_move_the_published_band():
+    """Neither a proof on the CPU nor a file: the band is read from the published runs alone."""
+    before = band_for("ddp", "full", EvidenceKind.FORMULA)
+    read_given(export_rows(several(*[0.1] * 50, engine="ddp", by_formula=10**10)))
+    assert band_for("ddp", "full", EvidenceKind.FORMULA) == before
+    assert before.percent == WIDE_PERCENT
