@@ -59,7 +59,8 @@ MISSING_LABELS = {
 TERM_LABELS = {
     "weights": mark("Weights"),
     "frozen_weights": mark("Frozen weights"),
-    "quantised_weights": mark("4-bit weights with their scales"),
+    "quantised_weights": mark("4-bit weights"),
+    "quantisation_scales": mark("Scales of the 4-bit weights"),
     "adapter_weights": mark("Adapter weights"),
     "secondary_weights": mark("Secondary weight copy (hpZ)"),
     "gradients": mark("Gradients"),
@@ -98,6 +99,7 @@ TERM_REMEDIES = {
     "weights": mark("Divide them with ZeRO stage 3 or FSDP2, or train adapters on a 4-bit base (QLoRA)."),
     "frozen_weights": mark("Store them in 4 bits (QLoRA), or divide them with ZeRO stage 3 or FSDP2."),
     "quantised_weights": mark("Divide them with ZeRO stage 3 or FSDP2."),
+    "quantisation_scales": mark("Quantise the scales again (double quantisation)."),
     "adapter_weights": mark("Lower the rank or name fewer target modules."),
     "secondary_weights": mark("Raise zero_hpz_partition_size to the GPUs of a node, or set it to 1."),
     "gradients": mark("Divide them with ZeRO stage 2 or FSDP2."),

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from memcore.engine_options import EngineName
-from memcore.models import Inventory, Role, Tensor, TensorKind
+from memcore.models import Inventory, Tensor, TensorKind
 from memcore.optimizers import OPTIMIZERS, bytes_8bit, paged_bytes
+from memcore.packing import packed_bytes, packed_tensors, packing_of
 from memcore.recipes import CONVENTIONS, Convention, DType
-from memcore.scenario import Lora, Method, Quantization, Recipe, Scenario
+from memcore.scenario import Lora, Method, Recipe, Scenario
 from memcore.terms import Category, Formula, product
 from memcore.units import ceil_div
 
@@ -151,28 +152,40 @@ def _adapter_convention(scenario: Scenario, convention: Convention, lora: Lora) 
 
 
 def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory) -> tuple[State, ...]:
-    if recipe.method is Method.LORA:
+    packing = packing_of(recipe)
+    if packing is None:
         count = inventory.n_params
         return (_weights("frozen_weights", count, convention.param_dtype, convention.citation),)
-    quantization = recipe.quantization or Quantization.NF4_DOUBLE_QUANT
-    packed = [tensor for tensor in inventory.tensors() if is_quantised(tensor)]
-    packed_count = sum(tensor.numel for tensor in packed)
-    double = quantization is Quantization.NF4_DOUBLE_QUANT
-    packed_bytes = sum(nf4_bytes(tensor.numel, double) for tensor in packed)
-    halves = ceil_div(packed_count, 2)
+    packed = packed_tensors(inventory, packing)
+    parts = [packed_bytes(tensor, packing) for tensor in packed]
+    count, values = sum(tensor.numel for tensor in packed), sum(part.values for part in parts)
+    scales = sum(part.scales for part in parts)
+    zeros = values - ceil_div(count, 2)
     return (
         State(
             name="quantised_weights",
             category=Category.WEIGHTS,
-            elements=packed_count,
-            total_bytes=packed_bytes,
+            elements=count,
+            total_bytes=values,
             divided_from=WEIGHT_STAGE,
-            formula=Formula(symbols=r"\Psi_q / 2 + S", numbers=f"⌈{packed_count:,} / 2⌉ + {packed_bytes - halves:,}"),
-            source="arXiv 2305.14314; bitsandbytes 0.50, functional.py, quantize_4bit: blocks of 64, scales of 256",
+            formula=Formula(
+                symbols=r"\Psi_q / 2 + Z" if zeros else r"\Psi_q / 2",
+                numbers=f"⌈{count:,} / 2⌉" + (f" + {zeros:,}" if zeros else ""),
+            ),
+            source=packing.source,
+        ),
+        State(
+            name="quantisation_scales",
+            category=Category.WEIGHTS,
+            elements=0,
+            total_bytes=scales,
+            divided_from=NEVER,
+            formula=Formula(symbols="S", numbers=f"{scales:,}"),
+            source=packing.source,
         ),
         _weights(
-            "frozen_weights", inventory.n_params - packed_count, _sixteen_bit(convention), "transformers 5.24, "
-            "integrations/bitsandbytes.py, replace_with_bnb_linear: linear weights but the head",
+            "frozen_weights", inventory.n_params - count, _sixteen_bit(convention), "transformers 5.24, "
+            "integrations/bitsandbytes.py, replace_with_bnb_linear: what is not packed",
         ),
     )  # fmt: skip
 
@@ -180,23 +193,6 @@ def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory)
 def _sixteen_bit(convention: Convention) -> DType:
     """What a 4-bit base keeps unquantised is loaded in the dtype of the computation."""
     return convention.compute_dtype if convention.compute_dtype is not DType.FP32 else convention.param_dtype
-
-
-def is_quantised(tensor: Tensor) -> bool:
-    """Whether 4-bit loading packs this tensor: linear weights but the head (and a head that is tied to it)."""
-    return tensor.kind in (TensorKind.LINEAR, TensorKind.CONV1D) and tensor.role is not Role.HEAD
-
-
-def nf4_bytes(numel: int, double_quant: bool) -> int:
-    """Bytes of one weight of `numel` values in NormalFloat4, its quantisation state included.
-
-    Two values a byte; an absmax for each block of 64, in FP32, or one byte each with an FP32 absmax for
-    each 256 of them, a 256-entry FP32 table and an FP32 offset; and the 16-entry FP32 table of values.
-    Source: bitsandbytes 0.50, functional.py, quantize_4bit and quantize_blockwise; a test builds one.
-    """
-    blocks = ceil_div(numel, 64)
-    scales = blocks + 4 * ceil_div(blocks, 256) + 4 * 256 + 4 if double_quant else 4 * blocks
-    return ceil_div(numel, 2) + scales + 4 * 16
 
 
 def _weights(name: str, count: int, dtype: DType, source: str) -> State:

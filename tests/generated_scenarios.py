@@ -102,7 +102,8 @@ def _recipe(draw: st.DrawFn, engine: EngineName, stage: int, offloaded: bool) ->
             "adapter_dtype": draw(st.sampled_from(DType)).value,
         }
     if method is Method.QLORA:
-        recipe["quantization"] = draw(st.sampled_from(Quantization)).value
+        kinds = [kind for kind in Quantization if stage < 3 or kind is not Quantization.GPTQ_INT4]
+        recipe["quantization"] = draw(st.sampled_from(kinds)).value
     return recipe
 
 

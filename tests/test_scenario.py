@@ -283,6 +283,41 @@ REFUSALS = [
         "recipe.quantization is nf4, which does nothing when recipe.method is lora: choose qlora.",
     ),
     (
+        {"model": LLAMA, "recipe": {"method": "lora", "quant_group_size": 128}},
+        "recipe.quant_group_size",
+        "recipe.quant_group_size is set, which does nothing when recipe.method is lora: choose qlora.",
+    ),
+    (
+        {"model": LLAMA, "recipe": {"quantize_lm_head": True}},
+        "recipe.quantize_lm_head",
+        "recipe.quantize_lm_head is set, which does nothing when recipe.method is full: choose qlora.",
+    ),
+    (
+        {"model": LLAMA, "recipe": {"method": "qlora", "quantization": "nf4", "quant_group_size": 128}},
+        "recipe.quant_group_size",
+        "recipe.quant_group_size is 128; NF4 is predicted with 64 values to a scale alone.",
+    ),
+    (
+        {"model": LLAMA, "recipe": {"method": "qlora", "quantization": "gptq_int4", "quantize_lm_head": True}},
+        "recipe.quantize_lm_head",
+        "recipe.quantize_lm_head is set, but AutoGPTQ packs the layers' weights alone.",
+    ),
+    (
+        {"model": LLAMA, "recipe": {"method": "qlora", "quantize_lm_head": True}, "workload": {"loss": "fused"}},
+        "recipe.quantize_lm_head",
+        "recipe.quantize_lm_head is set, but the fused loss reads the head's own weight, which is not there",
+    ),
+    (
+        {
+            "model": LLAMA,
+            "hardware": {"gpus": 8},
+            "parallelism": {"engine": "fsdp2"},
+            "recipe": {"method": "qlora", "quantization": "gptq_int4"},
+        },
+        "recipe.quantization",
+        "recipe.quantization is gptq_int4, whose weights are buffers: fsdp2 does not divide those.",
+    ),
+    (
         {"model": LLAMA, "recipe": {"method": "lora", "lora": {"autocast": True, "adapter_dtype": "bf16"}}},
         "recipe.lora.autocast",
         "recipe.lora.autocast is set, which does nothing but for FP32 adapters on 16-bit weights.",

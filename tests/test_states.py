@@ -1,4 +1,4 @@
-"""States against the real things: torch's optimizers after a step, bitsandbytes' tensors, and hand arithmetic.
+"""States against the real things: torch's and bitsandbytes' optimizers after a step, and hand arithmetic.
 
 Run: pytest tests/test_states.py. It imports torch, transformers and bitsandbytes (all on the CPU).
 """
@@ -15,7 +15,7 @@ from memcore.counting import inventory_of
 from memcore.models import Inventory, Role, Tensor, TensorKind, catalogue_inventory
 from memcore.optimizers import OPTIMIZERS, OptimizerName, bytes_8bit, paged_bytes
 from memcore.scenario import Scenario, parse_scenario
-from memcore.states import ModelStates, is_quantised, model_states, nf4_bytes, precision_of
+from memcore.states import ModelStates, model_states, precision_of
 from memcore.terms import Category
 
 GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 128, "n_positions": 32}
@@ -146,29 +146,6 @@ def unique_bytes(tensors: Iterable[object]) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (1024, 4096), (768, 2304), (100, 33), (14336, 64)])
-@pytest.mark.parametrize("double_quant", [False, True])
-def test_nf4_bytes_are_those_of_bitsandbytes(shape: tuple[int, int], double_quant: bool):
-    weight = bitsandbytes.nn.Params4bit(
-        torch.randn(shape, dtype=torch.bfloat16),
-        requires_grad=False,
-        quant_type="nf4",
-        compress_statistics=double_quant,
-    ).to("cpu")
-    state = weight.quant_state
-    nested = vars(state.state2).values() if state.nested else []
-    held = unique_bytes([weight.data, *vars(state).values(), *nested])
-    assert nf4_bytes(shape[0] * shape[1], double_quant) == held
-
-
-def test_4_bit_loading_packs_linear_weights_but_the_head():
-    inventory = catalogue_inventory(LLAMA_8B)
-    assert inventory is not None
-    packed = sum(tensor.numel for tensor in inventory.tensors() if is_quantised(tensor))
-    # 32 layers of q, o (4096 x 4096), k, v (1024 x 4096) and three MLP weights of 4096 x 14336.
-    assert packed == 32 * (2 * 4096 * 4096 + 2 * 1024 * 4096 + 3 * 4096 * 14336)
-
-
 def test_qlora_states_of_llama_8b_by_hand():
     inventory = catalogue_inventory(LLAMA_8B)
     assert inventory is not None
@@ -176,13 +153,14 @@ def test_qlora_states_of_llama_8b_by_hand():
     states = {state.name: state for state in model_states(scenario, inventory.n_params, inventory).states}
     packed = 32 * 218_103_808
     # Per weight: half a byte a value, one byte for each 64, four for each 64 x 256, and 1092 bytes of tables.
-    by_hand = packed // 2 + packed // 64 + 4 * packed // 64 // 256 + 32 * 7 * (1024 + 4 + 64)
-    assert states["quantised_weights"].total_bytes == by_hand
+    assert states["quantised_weights"].total_bytes == packed // 2
+    assert states["quantisation_scales"].total_bytes == packed // 64 + 4 * packed // 64 // 256 + 32 * 7 * 1092
     assert states["frozen_weights"].total_bytes == 2 * (8_030_261_248 - packed)
     assert states["adapter_weights"].elements == 41_943_040
     # peft keeps adapters in FP32, without a master copy: 4 + 4 + 8 bytes.
     assert "master_weights" not in states
-    adapters = sum(s.total_bytes for name, s in states.items() if name not in ("quantised_weights", "frozen_weights"))
+    base = ("quantised_weights", "quantisation_scales", "frozen_weights")
+    adapters = sum(state.total_bytes for name, state in states.items() if name not in base)
     assert adapters == 16 * 41_943_040
 
 

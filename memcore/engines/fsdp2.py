@@ -10,7 +10,8 @@ from dataclasses import replace
 from memcore.engines.base import Inputs, growing_gradients, resident, step_temporary
 from memcore.engines.fsdp2_moving import moving
 from memcore.engines.fsdp2_units import Units, shard_values, trained_tensors, units_of
-from memcore.states import State, is_quantised
+from memcore.packing import is_packed, packing_of
+from memcore.states import State
 from memcore.terms import Category, Formula, Phase, Term
 from memcore.units import ceil_div
 from memcore.zero import share, share_formula
@@ -34,7 +35,8 @@ def terms(inputs: Inputs) -> list[Term]:
 def _slice_bytes(inputs: Inputs, state: State) -> tuple[int, Formula]:
     """A state's bytes on the first rank: tensor by tensor, where it has a value for each of theirs."""
     ranks, frozen = inputs.ranks, tuple(inputs.inventory.tensors()) if inputs.inventory else ()
-    for tensors in (trained_tensors(inputs), frozen, [tensor for tensor in frozen if not is_quantised(tensor)]):
+    packing = packing_of(inputs.scenario.recipe)
+    for tensors in (trained_tensors(inputs), frozen, [tensor for tensor in frozen if not is_packed(tensor, packing)]):
         values = sum(shard_values(tensor, ranks) for tensor in tensors)
         whole = sum(tensor.numel for tensor in tensors)
         if state.element_bytes is not None and whole == state.elements and values != ceil_div(whole, ranks):

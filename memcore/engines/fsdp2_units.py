@@ -11,9 +11,10 @@ from itertools import accumulate
 
 from memcore.engines.base import Inputs
 from memcore.models import Block, Inventory, Role, Tensor
+from memcore.packing import is_packed, packing_of
 from memcore.recipes import ConventionName
 from memcore.scenario import Lora, Method, Scenario
-from memcore.states import is_quantised, lora_tensors
+from memcore.states import lora_tensors
 from memcore.units import ceil_div
 
 
@@ -119,7 +120,8 @@ def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool) -> Unit:
     # Autocast casts what was gathered, layer by layer.
     autocast = inputs.scenario.recipe.convention is ConventionName.AMP_AUTOCAST
     computed = stored if autocast else convention.compute_dtype
-    packed = [t for t in tensors if inputs.scenario.recipe.method is Method.QLORA and not trained and is_quantised(t)]
+    packing = None if trained else packing_of(inputs.scenario.recipe)
+    packed = [tensor for tensor in tensors if is_packed(tensor, packing)]
     plain = [tensor for tensor in tensors if tensor not in packed]
     shard = sum(shard_values(tensor, ranks) for tensor in plain)
     packed_shard = sum(ceil_div(tensor.numel, 2 * ranks) for tensor in packed)

@@ -92,8 +92,30 @@ def _check_recipe(scenario: "Scenario") -> None:
         message = _("{field} is {value}, which needs the model's shapes: give a catalogue name or a config.json.")
         raise refuse("recipe.method", message, value=recipe.method)
     CONVENTIONS[recipe.convention].check_stage(scenario.parallelism.stage)
+    _check_packing(scenario)
     _check_autocast(scenario)
     _check_optimizer(scenario)
+
+
+def _check_packing(scenario: "Scenario") -> None:
+    """What is said of a 4-bit base, and where there is none."""
+    recipe, engine, packed = scenario.recipe, scenario.parallelism.engine.value, scenario.recipe.method is Method.QLORA
+    for name, value in (("quant_group_size", recipe.quant_group_size), ("quantize_lm_head", recipe.quantize_lm_head)):
+        if value and not packed:
+            message = _("{field} is set, which does nothing when recipe.method is {method}: choose qlora.")
+            raise refuse(f"recipe.{name}", message, method=recipe.method)
+    integers = recipe.quantization is Quantization.GPTQ_INT4
+    if packed and not integers and recipe.quant_group_size not in (None, 64):
+        message = _("{field} is {value}; NF4 is predicted with 64 values to a scale alone.")
+        raise refuse("recipe.quant_group_size", message, value=recipe.quant_group_size)
+    if integers and recipe.quantize_lm_head:
+        raise refuse("recipe.quantize_lm_head", _("{field} is set, but AutoGPTQ packs the layers' weights alone."))
+    if integers and scenario.parallelism.stage == 3:
+        message = _("recipe.quantization is gptq_int4, whose weights are buffers: {engine} does not divide those.")
+        raise refuse("recipe.quantization", message, engine=engine)
+    if recipe.quantize_lm_head and scenario.workload.loss == "fused":
+        message = _("{field} is set, but the fused loss reads the head's own weight, which is not there: it is packed.")
+        raise refuse("recipe.quantize_lm_head", message)
 
 
 def _check_autocast(scenario: "Scenario") -> None:

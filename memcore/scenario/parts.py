@@ -52,10 +52,12 @@ class Device(StrEnum):
 
 
 class Quantization(StrEnum):
-    """4-bit storage of the frozen weights: NormalFloat4, its block scales in FP32 or quantised again."""
+    """4-bit storage of the frozen weights: bitsandbytes' NormalFloat4, its block scales in FP32 or quantised again; or
+    integers as AutoGPTQ stores them."""
 
     NF4 = "nf4"
     NF4_DOUBLE_QUANT = "nf4_double_quant"
+    GPTQ_INT4 = "gptq_int4"
 
 
 class Model(Part):
@@ -162,7 +164,12 @@ class Lora(Part):
 
 
 class Recipe(Part):
-    """How it is trained. `convention` fills the dtypes; an explicit dtype wins and makes it a custom one."""
+    """How it is trained. `convention` fills the dtypes; an explicit dtype wins and makes it a custom one.
+
+    `quant_group_size`: how many values of a 4-bit base share a scale, -1 an output's whole column; None stands for the
+    library's default (64 for NF4, which knows no other here, 128 for GPTQ). `quantize_lm_head`: the head is packed too,
+    as where every linear module is replaced.
+    """
 
     method: Method = Method.FULL
     convention: ConventionName = ConventionName.ZERO_PAPER
@@ -174,6 +181,8 @@ class Recipe(Part):
     state_dtype: DType | None = None
     optimizer: Annotated[Optimizer, BeforeValidator(named_only)] = Optimizer()
     quantization: Quantization | None = None
+    quant_group_size: Literal[-1, 32, 64, 128] | None = None
+    quantize_lm_head: bool = False
     lora: Lora | None = None
 
 

@@ -6,7 +6,7 @@ from memcore.engine_options import EngineName
 from memcore.recipes import DType
 from memcore.scenario import Scenario, parse_scenario
 from memcore.score.gaps import ATTENTIONS, CHECKPOINTINGS, LOSSES, OPTIMIZERS, SAVED, SETTINGS, gaps_of
-from memcore.score.record import Run
+from memcore.score.record import Run, RunRecipe
 
 
 def scenario_of(run: Run) -> Scenario:
@@ -63,7 +63,7 @@ def _recipe(run: Run) -> dict[str, Any]:
         adapters = {name: getattr(lora, name) for name in ("rank", "targets", "dropout", "adapter_dtype")}
         # Autocast has something to cast where the adapters are not of the weights' dtype.
         casts = recipe.autocast and recipe.param_dtype == recipe.compute_dtype != lora.adapter_dtype
-        common |= {"lora": {**adapters, "autocast": casts}, "quantization": recipe.quantization}
+        common |= {"lora": {**adapters, "autocast": casts}, **_packing(recipe)}
         if run.parallelism.engine != EngineName.DEEPSPEED:
             return common  # gradients and states are the adapters'
     if recipe.optimizer_state_dtype in set(DType):  # else the optimizer's own
@@ -71,6 +71,14 @@ def _recipe(run: Run) -> dict[str, Any]:
     if common["convention"] != "deepspeed_fp32_grad":  # which keeps both
         common["grad_dtype"] = recipe.grad_dtype
     return {**common, "master_dtype": "fp32" if recipe.master_weights else "none"}
+
+
+def _packing(recipe: RunRecipe) -> dict[str, Any]:
+    return {
+        "quantization": recipe.quantization,
+        "quant_group_size": recipe.quant_group_size,
+        "quantize_lm_head": bool(recipe.quantize_lm_head),
+    }
 
 
 def _convention(run: Run) -> str:

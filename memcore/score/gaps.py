@@ -13,7 +13,8 @@ from memcore.activations.loss import NUM_LOSS_CHUNKS, fused_chunk
 from memcore.configs import SHAPE_NAMES
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
-from memcore.score.record import Run
+from memcore.scenario import Quantization
+from memcore.score.record import Run, RunRecipe
 from memcore.units import ceil_div
 
 _DTYPES = ("fp32", "bf16", "fp16")
@@ -192,10 +193,7 @@ def _state_dtypes(run: Run) -> tuple[str, ...]:
 def _adapters(run: Run) -> Iterator[Gap]:
     recipe, lora = run.recipe, run.recipe.lora
     yield from _unless("recipe.method", recipe.method, "full", "lora", "qlora")
-    packed = recipe.method == "qlora"
-    yield from _unless("recipe.quantization", recipe.quantization, *(("nf4", "nf4_double_quant") if packed else [None]))
-    yield from _unless("recipe.quant_group_size", recipe.quant_group_size, None, *([64] if packed else []))
-    yield from _unless("recipe.quantize_lm_head", recipe.quantize_lm_head, None, False)
+    yield from _packing(recipe)
     if recipe.method == "full" or lora is None:
         if (recipe.method == "full") != (lora is None):
             yield from _unless("recipe.lora", _("given") if lora else None)
@@ -208,6 +206,17 @@ def _adapters(run: Run) -> Iterator[Gap]:
         yield from _unless("recipe.lora.adapter_dtype", lora.adapter_dtype, *_DTYPES)
         yield from _unless("recipe.grad_dtype", recipe.grad_dtype, lora.adapter_dtype)
         yield from _unless("recipe.master_weights", recipe.master_weights, False)
+
+
+def _packing(recipe: RunRecipe) -> Iterator[Gap]:
+    """What a 4-bit base's record says of it, and what a record without one may say."""
+    if recipe.method != "qlora":
+        for name in ("quantization", "quant_group_size", "quantize_lm_head"):
+            yield from _unless(f"recipe.{name}", getattr(recipe, name), None, False)
+        return
+    yield from _unless("recipe.quantization", recipe.quantization, *(each.value for each in Quantization))
+    sizes = (-1, 32, 64, 128) if recipe.quantization == Quantization.GPTQ_INT4 else (64,)
+    yield from _unless("recipe.quant_group_size", recipe.quant_group_size, None, *sizes)
 
 
 def _workload(run: Run) -> Iterator[Gap]:

@@ -19,7 +19,7 @@ from memcore.counting import build_model, is_vision, load_config, setting
 from memcore.trace import kernels
 from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.recorder import local_tensor
-from memcore.trace.request import Adapters, Request
+from memcore.trace.request import Request
 from memcore.trace.units import Unit
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,7 +60,7 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
 
     thin_out(model, plan, unit)
     if request.adapters is not None:
-        _adapt(model, request.adapters, checkpointed=any(plan.recomputed))
+        _adapt(model, request, checkpointed=any(plan.recomputed))
     return Built(
         model=model,
         plan=plan,
@@ -80,11 +80,15 @@ def _stored(request: Request) -> torch.dtype:
     return DTYPES[request.dtype]
 
 
-def _adapt(model: Any, adapters: Adapters, *, checkpointed: bool) -> None:
+def _adapt(model: Any, request: Request, *, checkpointed: bool) -> None:
     from memcore.trace.adapters import attach  # peft takes a second to import
 
+    assert request.adapters is not None, "it is asked for"
     head = model.get_output_embeddings()
-    attach(model, adapters, skipped=[] if head is None else [head])
+    skipped = [] if head is None or request.adapters.packs_head else [head]
+    # What peft does under autocast goes by CUDA's, which is never on in a real run on the CPU.
+    autocast = request.autocast and request.kernels == "cuda"
+    attach(model, request.adapters, skipped, computed=DTYPES[request.dtype], autocast=autocast)
     if checkpointed:
         # As transformers 5.24 does with checkpointing (modeling_utils.py, _activation_checkpointing_enable): a frozen
         # embedding's output wants a gradient, without which a reentrant checkpoint would pass none on.

@@ -21,13 +21,14 @@ _STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapters:
     """LoRA of `rank` on the modules that `targets` name, kept in `dtype`, with `dropout` before it; `quantization`:
-    how the weights under it are packed, None where they are not."""
+    how the weights under it are packed, None where they are not, and with `packs_head` the head's too."""
 
     rank: int
     targets: tuple[str, ...]
     dtype: str
     quantization: str | None = None
     dropout: float = 0.0
+    packs_head: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,6 +156,7 @@ def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:
         dtype=(convention.param_dtype if cast else lora.adapter_dtype).value,
         quantization=quantization.value if recipe.method is Method.QLORA else None,
         dropout=lora.dropout,
+        packs_head=recipe.quantize_lm_head,
     )
 
 

@@ -242,6 +242,7 @@ def _adapters(method: Method) -> None:
         kinds = {
             Quantization.NF4.value: _("NF4"),
             Quantization.NF4_DOUBLE_QUANT.value: _("NF4, double quantisation"),
+            Quantization.GPTQ_INT4.value: _("GPTQ"),
         }
         st.selectbox(_("Base weights in 4 bits"), list(kinds), key="w_quantization", format_func=kinds.__getitem__)
 

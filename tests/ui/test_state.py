@@ -117,10 +117,12 @@ def test_another_engine_than_fsdp2_drops_the_replicas():
 def test_full_training_drops_the_adapters_and_the_quantisation():
     base = {
         "model": {"name": "openai-community/gpt2"},
-        "recipe": {"method": "qlora", "lora": {"rank": 4}, "quantization": "nf4"},
+        "recipe": {"method": "qlora", "lora": {"rank": 4}, "quantization": "gptq_int4", "quant_group_size": -1},
     }
     recipe = edited(base, w_method="full").recipe
-    assert (recipe.lora, recipe.quantization) == (None, None)
+    assert (recipe.lora, recipe.quantization, recipe.quant_group_size) == (None, None, None)
+    assert edited(base, w_rank=8).recipe.quant_group_size == -1
+    assert edited(base, w_quantization="nf4").recipe.quant_group_size is None
 
 
 def test_an_optimizer_that_is_not_torchs_drops_the_implementation():
