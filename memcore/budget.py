@@ -14,6 +14,7 @@ from memcore.accuracy.band import Band, band_for
 from memcore.activations import activation_terms, has_form
 from memcore.engines import ENGINE_TERMS, Inputs, start_peak
 from memcore.errors import UserError
+from memcore.experts import separated
 from memcore.hardware import Accelerator, accelerator
 from memcore.i18n import gettext as _
 from memcore.models import Inventory, catalogue_inventory, catalogue_model, load_inventory
@@ -241,8 +242,15 @@ def judge(ladder: Ladder, band_percent: int) -> Verdict:
 def inventory_for(model: Model, evidence: Evidence) -> Inventory | None:
     """The model's parameters: the catalogue's, or those counted; None for a bare count.
 
-    Raises UserError for a config whose inventory is not in the evidence.
+    Raises UserError for a config whose inventory is not in the evidence, and for experts that cannot be separate.
     """
+    inventory = _counted(model, evidence)
+    if model.experts == "stacked" or inventory is None:
+        return inventory
+    return separated(inventory)
+
+
+def _counted(model: Model, evidence: Evidence) -> Inventory | None:
     if model.name is not None:
         return catalogue_inventory(model.name)
     if model.config is None:

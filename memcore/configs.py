@@ -29,6 +29,9 @@ SHAPE_NAMES = {
     "max_positions": ("max_position_embeddings", "n_positions"),
 }
 
+# What classes call the number of experts that a router chooses among.
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
 _LAYER_KEYS = re.compile(
     r"(num_hidden_layers|num_layers|n_layers?|num_decoder_layers|num_encoder_layers|encoder_layers|decoder_layers)"
 )

@@ -16,7 +16,7 @@ from transformers.activations import ACT2FN
 from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
 from transformers.pytorch_utils import Conv1D
 
-from memcore.configs import SHAPE_NAMES, check_config, normalise_config
+from memcore.configs import EXPERT_COUNTS, SHAPE_NAMES, check_config, normalise_config
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, dump_inventory
@@ -38,7 +38,6 @@ _USED_EXPERTS = (
     "moe_top_k",
     "moe_k",
 )
-_HELD_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 # Model types whose plain attention takes its softmax in the dtype of the computation, where others take
 # FP32 (transformers 5.24, their modeling files' eager_attention_forward).
 _SOFTMAX_IN_COMPUTE_DTYPE = ("gpt2", "gpt_oss")
@@ -143,11 +142,11 @@ def inventory_of(model: PreTrainedModel, config: PretrainedConfig) -> Inventory:
         tied=tied,
         shapes=_shapes(model, text),
         blocks=tuple(blocks),
-        fused_experts=_fused_experts(config.model_type),
+        fused_experts=fused_experts(config.model_type),
     )
 
 
-def _fused_experts(model_type: str) -> str:
+def fused_experts(model_type: str) -> str:
     """By whose names peft knows the model's stacked experts (peft 0.21, utils/transformers_weight_conversion.py)."""
     pattern = "mixtral" if model_type == "mixtral" else _MODEL_TO_CONVERSION_PATTERN.get(model_type, "")
     return pattern if pattern in ("mixtral", "qwen2_moe") else ""
@@ -175,7 +174,7 @@ class _Reader:
         self._modules = dict(model.named_modules())
         self._head = _head(model)
         self._used = setting(config, _USED_EXPERTS, int) or 1
-        self._held = setting(config, _HELD_EXPERTS, int) or 1
+        self._held = setting(config, EXPERT_COUNTS, int) or 1
 
     def place(self, name: str) -> tuple[str, int | None]:
         """The block of a parameter: the outermost module list and the index in it, or the owning module's path."""

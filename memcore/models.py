@@ -121,7 +121,7 @@ class Shapes:
 
 # What LoRA's targets mean where experts are fused into stacked parameters (peft 0.21, utils/
 # transformers_weight_conversion.py, _MOE_TARGET_MODULE_MAPPING): a projection's name before, and the parameter now.
-_FUSED_TARGETS: Mapping[str, Mapping[str, str]] = {
+EXPERT_TARGETS: Mapping[str, Mapping[str, str]] = {
     "mixtral": {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"},
     "qwen2_moe": {
         "gate": "gate.weight",
@@ -198,7 +198,7 @@ class Inventory:
         them too. Raises UserError where a target names nothing, or half of what is fused.
         """
         linear = [t for t in self.tensors() if t.kind in (TensorKind.LINEAR, TensorKind.CONV1D)]
-        fused = _FUSED_TARGETS.get(self.fused_experts, {})
+        fused = EXPERT_TARGETS.get(self.fused_experts, {})
         chosen = list(targets)
         if fused and "all-linear" in targets:
             chosen = sorted({*targets, *(t.module for t in linear if t.role is not Role.HEAD), *fused} - {"all-linear"})

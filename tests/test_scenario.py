@@ -283,6 +283,11 @@ REFUSALS = [
         "recipe.quantization is nf4, which does nothing when recipe.method is lora: choose qlora.",
     ),
     (
+        {"model": {"n_params": "7b", "experts": "separate"}},
+        "model.experts",
+        "model.experts is separate, which does nothing for a parameter count.",
+    ),
+    (
         {"model": LLAMA, "recipe": {"method": "lora", "quant_group_size": 128}},
         "recipe.quant_group_size",
         "recipe.quant_group_size is set, which does nothing when recipe.method is lora: choose qlora.",

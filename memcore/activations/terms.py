@@ -66,12 +66,15 @@ def model_activations(scenario: Scenario, states: ModelStates, inventory: Invent
 def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     """Whether the closed form stands for the model's architecture and for the recipe; what else there is is traced.
 
-    It does not know which results are saved by operation, what autocast copies, and what fused kernels keep; of
-    adapters it knows those in FP32 on the modules of a dense model that computes in 16 bit, without dropout.
+    It does not know which results are saved by operation, what autocast copies, what fused kernels keep, and experts
+    that run one after the other; of adapters it knows those in FP32 on the modules of a dense model that computes in
+    16 bit, without dropout.
     """
     recipe, work = scenario.recipe, scenario.workload
     convention = precision_of(recipe).convention
     sixteen_bit = convention.compute_dtype.size < DType.FP32.size
+    if scenario.model.experts == "separate":
+        return False
     if work.checkpointing.startswith("save(") or not is_used(inventory.model_class, work.attention):
         return False
     if work.fused_kernels:

@@ -91,6 +91,8 @@ def _check_recipe(scenario: "Scenario") -> None:
     if recipe.method is not Method.FULL and bare:
         message = _("{field} is {value}, which needs the model's shapes: give a catalogue name or a config.json.")
         raise refuse("recipe.method", message, value=recipe.method)
+    if scenario.model.experts == "separate" and bare:
+        raise refuse("model.experts", _("{field} is separate, which does nothing for a parameter count."))
     CONVENTIONS[recipe.convention].check_stage(scenario.parallelism.stage)
     _check_packing(scenario)
     _check_autocast(scenario)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memcore.configs import EXPERT_COUNTS
 from memcore.engine_options import EngineName
 from memcore.recipes import DType
 from memcore.scenario import Scenario, parse_scenario
@@ -14,7 +15,7 @@ def scenario_of(run: Run) -> Scenario:
     assert not gaps_of(run), "what cannot be expressed is not to be left out"
     return parse_scenario(
         {
-            "model": {"config": dict(run.model.config)},
+            "model": {"config": dict(run.model.config), "experts": _experts(run)},
             "hardware": {"gpu": run.hardware.gpu, "gpus": run.hardware.gpus},
             "parallelism": _parallelism(run),
             "engine_config": _engine_config(run),
@@ -23,6 +24,12 @@ def scenario_of(run: Run) -> Scenario:
             "workload": _workload(run),
         }
     )
+
+
+def _experts(run: Run) -> str:
+    """transformers 4 kept each expert as a module of its own."""
+    version, config = str(run.software.get("transformers") or ""), run.model.config
+    return "separate" if version.startswith("4.") and any(config.get(name) for name in EXPERT_COUNTS) else "stacked"
 
 
 def _parallelism(run: Run) -> dict[str, Any]:

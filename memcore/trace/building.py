@@ -15,8 +15,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from memcore.configs import SHAPE_NAMES
-from memcore.counting import build_model, is_vision, load_config, setting
+from memcore.counting import build_model, fused_experts, is_vision, load_config, setting
 from memcore.trace import kernels
+from memcore.trace.experts import separate
 from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.recorder import local_tensor
 from memcore.trace.request import Request
@@ -59,6 +60,8 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
         return Unit(layers, tagger(place), recompute=recompute, reentrant=request.reentrant, saved=saved)
 
     thin_out(model, plan, unit)
+    if request.experts == "separate":
+        separate(model, fused_experts(model.config.model_type))
     if request.adapters is not None:
         _adapt(model, request, checkpointed=any(plan.recomputed))
     return Built(

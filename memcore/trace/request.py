@@ -65,8 +65,9 @@ class Sharding:
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
-    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them. `step_in_backward`: each
-    parameter is stepped, and its gradient freed, in the backward. `full_depth`: run every layer, to check the replay.
+    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them, `experts` as a Model.
+    `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `full_depth`: run every
+    layer, to check the replay.
     """
 
     config: Mapping[str, Any]
@@ -85,6 +86,7 @@ class Request:
     step: Step | None = None
     step_in_backward: bool = False
     sharding: Sharding | None = None
+    experts: str = "stacked"
     kernels: str = "cuda"
     full_depth: bool = False
 
@@ -126,6 +128,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         step=_step(scenario, convention),
         step_in_backward=scenario.recipe.optimizer.in_backward,
         sharding=_sharding(scenario, convention),
+        experts=scenario.model.experts,
     )
     return asdict(request)
 

@@ -124,7 +124,7 @@ def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
     gpus = 1 if engine is EngineName.SINGLE else values["w_gpus"]
     return {
         **{key: value for key, value in base.items() if key != "engine_config"},
-        "model": _model(values),
+        "model": _with_experts(_model(values), base.get("model", {})),
         "hardware": {"gpu": values["w_gpu"], "gpus": gpus, "gpus_per_node": min(values["w_node"], gpus)},
         "parallelism": _parallelism(values, engine),
         "recipe": _recipe(values, engine, base.get("recipe", {})),
@@ -145,6 +145,12 @@ def _model(values: Mapping[str, Any]) -> dict[str, Any]:
         return {"config": decode_json(values["w_config"], infinity=True)}
     except UserError as error:
         raise UserError(str(error), "model.config") from None
+
+
+def _with_experts(model: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+    """The same model keeps what was said of its experts."""
+    same = {key: value for key, value in base.items() if key != "experts"} == model
+    return {**model, "experts": base["experts"]} if same and "experts" in base else model
 
 
 def _parallelism(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:

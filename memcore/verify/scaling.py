@@ -179,6 +179,8 @@ def _reductions(
         "{ranks} ranks instead of {gpus}, one sequence of {tokens} tokens each: the engine's terms stand alone."
     )
     found.append(sentence.format(ranks=case.ranks, gpus=asked.hardware.gpus, tokens=ran.workload.seq_len))
+    if asked.model.experts == "separate":
+        found.append(_("The experts are stacked, as the installed transformers has them, instead of separate."))
     if asked.parallelism.engine is EngineName.DEEPSPEED:
         found.append(_("DeepSpeed's settings in elements are smaller in the same proportion as the model."))
     if (convention := _convention(asked)) is not asked.recipe.convention:

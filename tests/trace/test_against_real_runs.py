@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import bitsandbytes
 import pytest
 import torch
 from allocator import allocator_peak
+from packed import pack
 from peft import LoraConfig, get_peft_model
 from small_models import CONFIGS, KINDS, traced
 from torch import nn
@@ -224,27 +224,6 @@ def adapt(model: Any, wanted: Adapters) -> Any:
         pack(model, wanted.quantization == "nf4_double_quant")
     config = LoraConfig(r=wanted.rank, target_modules="all-linear")
     return get_peft_model(model, config, autocast_adapter_dtype=wanted.dtype == "fp32")
-
-
-def pack(model: Any, double: bool) -> None:
-    """bitsandbytes' module in place of each linear one but the head."""
-    model.is_loaded_in_4bit = True  # what peft asks
-    head = model.get_output_embeddings()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.Linear) and child is not head:
-                packed = bitsandbytes.nn.Linear4bit(
-                    child.in_features,
-                    child.out_features,
-                    bias=child.bias is not None,
-                    compute_dtype=child.weight.dtype,
-                    compress_statistics=double,
-                    quant_type="nf4",
-                )
-                packed.weight = bitsandbytes.nn.Params4bit(
-                    child.weight.data, requires_grad=False, quant_type="nf4", compress_statistics=double
-                )
-                setattr(module, name, packed.to("cpu"))
 
 
 @contextmanager

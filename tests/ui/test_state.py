@@ -114,6 +114,12 @@ def test_another_engine_than_fsdp2_drops_the_replicas():
     assert edited(base, w_engine="deepspeed", w_stage=1).parallelism.dp_shard == 8
 
 
+def test_a_model_keeps_what_was_said_of_its_experts_and_another_does_not():
+    base = {"model": {"name": "mistralai/Mixtral-8x7B-v0.1", "experts": "separate"}}
+    assert edited(base, w_rank=8).model.experts == "separate"
+    assert edited(base, w_name="openai-community/gpt2").model.experts == "stacked"
+
+
 def test_full_training_drops_the_adapters_and_the_quantisation():
     base = {
         "model": {"name": "openai-community/gpt2"},
