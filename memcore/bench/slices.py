@@ -100,6 +100,8 @@ def make_slice(
     has no layers."""
     inventory = inventory_for(scenario.model, evidence)
     config = _config(scenario)
+    if scenario.model.code != "transformers":
+        raise UserError(_("Transformers' code alone is run here."), "model.code")
     if inventory is None or config is None:
         raise UserError(_("A parameter count has no layers to measure: choose a model with a config."), "model")
     shapes, limits = inventory.shapes, limits or room(device)

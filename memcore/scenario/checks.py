@@ -16,11 +16,27 @@ if TYPE_CHECKING:
 
 def check(scenario: "Scenario") -> None:
     """Raise UserError, naming the field, its value and what is allowed."""
+    _check_model(scenario)
     _check_parallelism(scenario)
     _check_engine(scenario)
     _check_recipe(scenario)
     _check_offload(scenario)
     _check_fused_kernels(scenario)
+
+
+def _check_model(scenario: "Scenario") -> None:
+    """litgpt's code has one attention, and none of the modules that other libraries' kernels replace."""
+    model, work = scenario.model, scenario.workload
+    if model.code == "transformers":
+        return
+    if model.is_bare_count:
+        message = _("{field} does nothing for a parameter count: give a catalogue name or a config.json.")
+        raise refuse("model.code", message)
+    if work.attention != "flash":
+        message = _("{field} is {value}; litgpt's code has flash attention alone.")
+        raise refuse("workload.attention", message, value=work.attention)
+    if work.fused_kernels:
+        raise refuse("workload.fused_kernels", _("{field} has no kernel that litgpt's code runs: leave it out."))
 
 
 def _check_parallelism(scenario: "Scenario") -> None:

@@ -64,13 +64,14 @@ class Model(Part):
     """Exactly one of a catalogue `name`, a bare parameter count `n_params`, or a Hugging Face `config`.
 
     `experts` of a mixture: "stacked" in one parameter and run together, as transformers 5 has them, or "separate"
-    modules that run one after the other, as version 4 had them.
+    modules that run one after the other, as version 4 had them. `code`: whose code computes it.
     """
 
     name: str | None = Field(default=None, max_length=120)
     n_params: Annotated[int, BeforeValidator(count_of), Field(ge=1, le=MAX_PARAMS)] | None = None
     config: Annotated[Mapping[str, Any], AfterValidator(config_of)] | None = None
     experts: Literal["stacked", "separate"] = "stacked"
+    code: Literal["transformers", "litgpt"] = "transformers"
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:

@@ -15,7 +15,7 @@ def scenario_of(run: Run) -> Scenario:
     assert not gaps_of(run), "what cannot be expressed is not to be left out"
     return parse_scenario(
         {
-            "model": {"config": dict(run.model.config), "experts": _experts(run)},
+            "model": {"config": dict(run.model.config), "experts": _experts(run), "code": _code(run)},
             "hardware": {"gpu": run.hardware.gpu, "gpus": run.hardware.gpus},
             "parallelism": _parallelism(run),
             "engine_config": _engine_config(run),
@@ -30,6 +30,11 @@ def _experts(run: Run) -> str:
     """transformers 4 kept each expert as a module of its own."""
     version, config = str(run.software.get("transformers") or ""), run.model.config
     return "separate" if version.startswith("4.") and any(config.get(name) for name in EXPERT_COUNTS) else "stacked"
+
+
+def _code(run: Run) -> str:
+    """Whose code computed the model: litgpt has its own."""
+    return "litgpt" if run.software.get("framework") == "litgpt" else "transformers"
 
 
 def _parallelism(run: Run) -> dict[str, Any]:

@@ -15,11 +15,8 @@ from memcore.trace.packing import AdaptedIntegers, AdaptedPacked, PackedIntegers
 from memcore.trace.request import Adapters
 
 
-def attach(
-    model: nn.Module, adapters: Adapters, skipped: Sequence[nn.Module], *, computed: torch.dtype, autocast: bool
-) -> None:
-    """Put adapters on a model's targets and freeze all the rest. `skipped`: modules that 4-bit loading leaves as
-    they are (the head); `computed`: the dtype that packed weights are unpacked to."""
+def attach(model: nn.Module, adapters: Adapters, *, autocast: bool) -> None:
+    """Put adapters on a model's targets and freeze all the rest."""
     config = LoraConfig(
         r=adapters.rank,
         lora_dropout=adapters.dropout,
@@ -27,7 +24,6 @@ def attach(
         fan_in_fan_out=False,
     )
     if adapters.quantization is not None:
-        _pack(model, adapters.quantization, skipped, computed)
         own: dict[type[nn.Module], type[nn.Module]] = {PackedIntegers: AdaptedIntegers, PackedLinear: AdaptedPacked}
         config._register_custom_module(own)  # noqa: SLF001  peft's way in for own modules
     with warnings.catch_warnings():
@@ -38,8 +34,8 @@ def attach(
             module.autocast = autocast
 
 
-def _pack(model: nn.Module, quantization: str, skipped: Sequence[nn.Module], computed: torch.dtype) -> None:
-    """A stand-in for each linear module but those skipped, as transformers 5.24 does it (integrations/
+def pack(model: nn.Module, quantization: str, skipped: Sequence[nn.Module], computed: torch.dtype) -> None:
+    """A stand-in for each linear module but those skipped (the head), as transformers 5.24 does it (integrations/
     bitsandbytes.py, replace_with_bnb_linear)."""
     integers, double = quantization == "gptq_int4", quantization == "nf4_double_quant"
     for module in list(model.modules()):

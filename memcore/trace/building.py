@@ -18,6 +18,8 @@ from memcore.configs import SHAPE_NAMES
 from memcore.counting import build_model, fused_experts, is_vision, load_config, setting
 from memcore.trace import kernels
 from memcore.trace.experts import separate
+from memcore.trace.litgpt import build_litgpt
+from memcore.trace.litgpt_lora import attach_litgpt
 from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.recorder import local_tensor
 from memcore.trace.request import Request
@@ -47,8 +49,7 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
     config = _text_alone(whole)
     config._attn_implementation = IMPLEMENTATIONS[attention]  # noqa: SLF001  told before a model is built
     config.use_cache = False
-    with kernels.flash_taken(config) if attention == "flash" else nullcontext():
-        model = build_model(config, dtype=_stored(request))
+    model = _model(request, config, attention)
     positions = setting(model.config.get_text_config(), SHAPE_NAMES["max_positions"], int)
     has_table = _has_table(model, positions)
     plan = make_plan(
@@ -74,6 +75,13 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
     )
 
 
+def _model(request: Request, config: PretrainedConfig, attention: str) -> Any:
+    if request.code == "litgpt":
+        return build_litgpt(config, _stored(request))
+    with kernels.flash_taken(config) if attention == "flash" else nullcontext():
+        return build_model(config, dtype=_stored(request))
+
+
 def _stored(request: Request) -> torch.dtype:
     """The dtype in which the model's weights are kept."""
     if request.sharding is not None:
@@ -84,14 +92,18 @@ def _stored(request: Request) -> torch.dtype:
 
 
 def _adapt(model: Any, request: Request, *, checkpointed: bool) -> None:
-    from memcore.trace.adapters import attach  # peft takes a second to import
+    from memcore.trace.adapters import attach, pack  # peft takes a second to import
 
     assert request.adapters is not None, "it is asked for"
     head = model.get_output_embeddings()
     skipped = [] if head is None or request.adapters.packs_head else [head]
-    # What peft does under autocast goes by CUDA's, which is never on in a real run on the CPU.
-    autocast = request.autocast and request.kernels == "cuda"
-    attach(model, request.adapters, skipped, computed=DTYPES[request.dtype], autocast=autocast)
+    if request.adapters.quantization is not None:
+        pack(model, request.adapters.quantization, skipped, DTYPES[request.dtype])
+    if request.code == "litgpt":
+        attach_litgpt(model, request.adapters)
+    else:
+        # What peft does under autocast goes by CUDA's, which is never on in a real run on the CPU.
+        attach(model, request.adapters, autocast=request.autocast and request.kernels == "cuda")
     if checkpointed:
         # As transformers 5.24 does with checkpointing (modeling_utils.py, _activation_checkpointing_enable): a frozen
         # embedding's output wants a gradient, without which a reentrant checkpoint would pass none on.

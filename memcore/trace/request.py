@@ -65,7 +65,7 @@ class Sharding:
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
-    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them, `experts` as a Model.
+    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them, `experts` and `code` as a Model.
     `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `full_depth`: run every
     layer, to check the replay.
     """
@@ -77,6 +77,7 @@ class Request:
     attention: str
     checkpointing: str
     loss: str
+    code: str = "transformers"
     reentrant: bool = False
     logits_retained: bool = False
     fused_kernels: tuple[str, ...] = ()
@@ -117,6 +118,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         seq_len=work.seq_len,
         dtype=convention.compute_dtype.value,
         attention=work.attention,
+        code=scenario.model.code,
         checkpointing=work.checkpointing,
         reentrant=work.reentrant,
         loss=work.loss,

@@ -97,6 +97,9 @@ def _model() -> None:
         st.caption(_("A count has no shapes: activations, loss and gathered layers are not estimated from it."))
     else:
         _config()
+    if source != COUNT:
+        codes = ["transformers", "litgpt"]
+        st.selectbox(_("Model code"), codes, key="w_code", help=_("Whose code computes it: they keep other tensors."))
 
 
 def _about_model(name: str) -> None:

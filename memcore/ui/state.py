@@ -66,6 +66,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_name": model.name or DEFAULT_SCENARIO["model"]["name"],
         "w_count": f"{model.n_params:,}" if model.n_params is not None else "7b",
         "w_config": json.dumps(model.config, indent=1) if model.config is not None else "",
+        "w_code": model.code,
         "w_gpu": hardware.gpu,
         "w_gpus": hardware.gpus,
         # 8 stands for the most, so that it still does when the number of GPUs is changed.
@@ -135,10 +136,15 @@ def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
 
 
 def _model(values: Mapping[str, Any]) -> dict[str, Any]:
-    if values["w_source"] == CATALOGUE:
-        return {"name": values["w_name"]}
     if values["w_source"] == COUNT:
         return {"n_params": values["w_count"]}
+    code = {} if values["w_code"] == "transformers" else {"code": values["w_code"]}
+    return {**_model_with_shapes(values), **code}
+
+
+def _model_with_shapes(values: Mapping[str, Any]) -> dict[str, Any]:
+    if values["w_source"] == CATALOGUE:
+        return {"name": values["w_name"]}
     if not values["w_config"].strip():
         raise UserError(_("No config is given yet: upload a config.json, or paste its text."), "model.config")
     try:

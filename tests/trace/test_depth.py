@@ -102,6 +102,7 @@ def test_every_recipe_replays():
             assert_same(config, kernels=kernels, checkpointing=kind, autocast=True, dtype="bf16")
         assert_same(config, kernels=kernels, checkpointing="save(attention,mm)", micro_batch=2)
         assert_same(config, kernels=kernels, checkpointing="full", reentrant=True)
+        assert_same(config, kernels=kernels, code="litgpt", dtype="bf16", adapters=replace(lora, dtype="bf16"))
         assert_same(config, kernels=kernels, fused_kernels=("rmsnorm", "rope", "swiglu"), dtype="bf16")
         assert_same(config, kernels=kernels, loss="chunked")
         assert_same(config, kernels=kernels, loss="fused")

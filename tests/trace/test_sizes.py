@@ -61,6 +61,7 @@ def test_any_size_is_a_trace_of_its_own(name: str, batch: int):
         {"adapters": Adapters(rank=8, targets=("all-linear",), dtype="bf16", quantization="nf4_double_quant")},
         {"autocast": True},
         {"fused_kernels": ("rmsnorm", "rope", "swiglu")},
+        {"code": "litgpt"},
         {"checkpointing": "save(attention,mm)"},
         {"checkpointing": "segments(2)", "reentrant": True},
         {"dtype": "fp32", "logits_retained": True},

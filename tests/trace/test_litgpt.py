@@ -1,0 +1,85 @@
+"""litgpt's model code in a trace, against what litgpt's own code takes.
+
+The figures are those of litgpt's lit_gpt/model.py and lit_gpt/lora.py (Lightning-AI/litgpt, 0cc02afa of October 2023)
+run on a CPU with torch 2.13: what the allocator holds at most in a step, in FP32, beyond weights and rotary tables.
+model.py of May 2024 (5dabf5f6) takes the same to the byte, its lora.py up to 17 KB less.
+
+Run: pytest tests/trace/test_litgpt.py
+"""
+
+from typing import Any
+
+import pytest
+from small_models import traced
+
+from memcore.errors import UserError
+from memcore.scenario import parse_scenario, scenario_data
+from memcore.trace.request import Adapters
+
+BATCH, TOKENS = 2, 101
+COMMON: dict[str, Any] = {
+    "num_hidden_layers": 4, "num_attention_heads": 8, "hidden_size": 256, "vocab_size": 512,
+    "max_position_embeddings": 1024,
+}  # fmt: skip
+LLAMA = {**COMMON, "model_type": "llama", "num_key_value_heads": 2, "intermediate_size": 704}
+PHI = {**COMMON, "model_type": "phi", "intermediate_size": 1024, "partial_rotary_factor": 0.5}
+GPT_NEOX = {**COMMON, "model_type": "gpt_neox", "intermediate_size": 1024, "rotary_pct": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("config", "rotated", "targets", "real"),
+    [
+        (LLAMA, 32, (), 20_825_672),
+        (LLAMA, 32, ("q_proj", "v_proj"), 15_451_968),
+        (PHI, 16, (), 16_710_216),
+        (PHI, 16, ("q_proj", "v_proj"), 12_509_720),
+        (GPT_NEOX, 8, (), 17_542_024),
+        (GPT_NEOX, 8, ("query_key_value",), 12_514_568),
+    ],
+)
+def test_a_step_takes_what_litgpts_own_code_takes(config: dict[str, Any], rotated: int, targets: Any, real: int):
+    profile = traced(
+        config, micro_batch=BATCH, seq_len=TOKENS, dtype="fp32", checkpointing="none", code="litgpt", kernels="cpu",
+        adapters=Adapters(rank=8, targets=targets, dtype="fp32") if targets else None,
+    )  # fmt: skip
+    tables = 2 * 4 * TOKENS * rotated
+    assert max(profile.with_gradients) - tables == pytest.approx(real, abs=64)
+
+
+def test_other_code_keeps_other_tensors():
+    """Grouped keys and values are repeated for every query head, and the joint projection has one input for two."""
+    own, litgpt = (traced(LLAMA, dtype="bf16", checkpointing="none", code=code) for code in ("transformers", "litgpt"))
+    assert max(litgpt.of("saved")) > 1.05 * max(own.of("saved"))
+
+
+@pytest.mark.parametrize(
+    ("config", "targets", "sentence"),
+    [
+        ({**COMMON, "model_type": "qwen2", "intermediate_size": 704}, (), "the model is of type qwen2"),
+        (LLAMA, ("gate",), "has no adapter on gate"),
+    ],
+)
+def test_what_litgpts_code_is_not_traced_for_is_refused(config: dict[str, Any], targets: Any, sentence: str):
+    adapters = Adapters(rank=8, targets=targets, dtype="bf16") if targets else None
+    with pytest.raises(UserError, match=sentence):
+        traced(config, code="litgpt", adapters=adapters)
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [
+        ({"model": {"n_params": 7_000_000_000, "code": "litgpt"}}, "model.code"),
+        ({"workload": {"attention": "eager"}}, "workload.attention"),
+        ({"workload": {"fused_kernels": ["rmsnorm"]}}, "workload.fused_kernels"),
+    ],
+)
+def test_contradictions_are_refused(given: dict[str, Any], field: str):
+    with pytest.raises(UserError) as refusal:
+        parse_scenario({"model": {"config": LLAMA, "code": "litgpt"}, **given})
+    assert refusal.value.field == field
+
+
+def test_it_travels_with_the_scenario():
+    scenario = parse_scenario({"model": {"config": LLAMA, "code": "litgpt"}})
+    assert scenario_data(scenario)["model"]["code"] == "litgpt"
+    assert parse_scenario(scenario_data(scenario)) == scenario
