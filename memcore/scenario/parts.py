@@ -207,7 +207,9 @@ class Workload(Part):
     every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only), save(...) (every layer, but
     for the results of the operations named: attention, mm, mm_alternate (every second of them), bmm, grouped_mm).
     `reentrant`: torch's reentrant checkpoint. `logits_retained`: the loop keeps the model's output, logits included,
-    until the backward is done.
+    until the backward is done. `use_cache`: the output holds every layer's keys and values too, as for generation,
+    until the loss is known; Hugging Face's classes switch that off where they recompute, but for GPTBigCode's of
+    transformers 4.
     `fused_kernels`: which of a layer's operations run as one kernel each, which keeps less and writes gradients in
     place: rmsnorm, rope (rotary embeddings), swiglu (a gated SiLU), lora (adapters on q_proj, k_proj, v_proj, o_proj).
     """
@@ -220,6 +222,7 @@ class Workload(Part):
     reentrant: bool = False
     loss: Literal["unfused", "chunked", "fused"] = "unfused"
     logits_retained: bool = False
+    use_cache: bool = False
     fused_kernels: tuple[Literal["rmsnorm", "rope", "swiglu", "lora"], ...] = ()
 
     @model_validator(mode="after")

@@ -26,10 +26,19 @@ def scenario_of(run: Run) -> Scenario:
     )
 
 
+# Model types whose classes went on collecting keys and values while they recompute: transformers 4.48, of all classes
+# of language models with such a cache, those without "use_cache=True is incompatible with gradient checkpointing".
+CACHING = ("gpt_bigcode",)
+
+
+def _is_transformers_4(run: Run) -> bool:
+    return str(run.software.get("transformers") or "").startswith("4.")
+
+
 def _experts(run: Run) -> str:
     """transformers 4 kept each expert as a module of its own."""
-    version, config = str(run.software.get("transformers") or ""), run.model.config
-    return "separate" if version.startswith("4.") and any(config.get(name) for name in EXPERT_COUNTS) else "stacked"
+    mixture = any(run.model.config.get(name) for name in EXPERT_COUNTS)
+    return "separate" if mixture and _is_transformers_4(run) else "stacked"
 
 
 def _code(run: Run) -> str:
@@ -127,5 +136,6 @@ def _workload(run: Run) -> dict[str, Any]:
         "reentrant": work.checkpointing == "full_reentrant",
         "loss": LOSSES[work.loss],
         "logits_retained": work.logits_retained,
+        "use_cache": _is_transformers_4(run) and run.model.config.get("model_type") in CACHING,
         "fused_kernels": work.fused_kernels,
     }

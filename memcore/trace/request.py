@@ -80,6 +80,7 @@ class Request:
     code: str = "transformers"
     reentrant: bool = False
     logits_retained: bool = False
+    use_cache: bool = False
     fused_kernels: tuple[str, ...] = ()
     autocast: bool = False
     stored: str | None = None
@@ -123,6 +124,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         reentrant=work.reentrant,
         loss=work.loss,
         logits_retained=work.logits_retained,
+        use_cache=work.use_cache,
         fused_kernels=work.fused_kernels,
         autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST or around_adapters,
         stored=convention.param_dtype.value if around_adapters else None,

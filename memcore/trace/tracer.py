@@ -19,6 +19,7 @@ from memcore.i18n import gettext as _
 from memcore.trace import kernels, sharding
 from memcore.trace.autocasting import cuda_lists
 from memcore.trace.building import DTYPES, Built, build, make_fake, trained_shapes
+from memcore.trace.cache import keys_and_values
 from memcore.trace.fused import fused
 from memcore.trace.limits import check_sizes, positions_notes
 from memcore.trace.losses import hidden_of, loss_of
@@ -195,10 +196,14 @@ def _step_one(recorder: Recorder, transients: Mapping[tuple[int, ...], int], tra
 
 def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
     """The loss, or the decoder's hidden states; and what else a training loop may hold."""
-    with torch.autocast("cpu", DTYPES[request.dtype]) if request.autocast else nullcontext():
+    with ExitStack() as stack:
+        cached = stack.enter_context(keys_and_values(model)) if request.use_cache else None
+        if request.autocast:
+            stack.enter_context(torch.autocast("cpu", DTYPES[request.dtype]))
         if request.loss == "none":
-            return hidden_of(model, tokens), None
-        return loss_of(model, tokens, request.loss)
+            return hidden_of(model, tokens), cached
+        loss, outputs = loss_of(model, tokens, request.loss)
+        return loss, (outputs, cached)
 
 
 def _step(root: nn.Module, tokens: torch.Tensor, tags: _Tags, request: Request) -> None:

@@ -75,6 +75,8 @@ OTHER: dict[str, Any] = {
 # casts what it gathers.
 NOTHING_TO_CAST = ("single", "ddp", "deepspeed")
 
+MIXTURE = {"hidden_size": 64, "num_local_experts": 8, "num_experts_per_tok": 2}
+
 
 def leaves(data: Any, path: str = "") -> Iterator[str]:
     if isinstance(data, dict) and data and path != "model.config":
@@ -203,3 +205,17 @@ def test_ligers_chunks_are_those_of_its_rule():
 def test_parallelism_beyond_the_scope_is_named():
     run = parse_run(made_up(parallelism__tp=2, parallelism__ep=4, hardware__gpus=2))
     assert beyond_scope(run) == ("tp = 2", "ep = 4")
+
+
+def test_what_transformers_4_did_otherwise_is_said_of_its_runs():
+    """Experts were modules of their own; GPTBigCode's classes went on collecting keys and values."""
+
+    def said(version: str | None, model_type: str) -> tuple[str, bool]:
+        run = made_up(software__transformers=version, model__config={**MIXTURE, "model_type": model_type})
+        scenario = scenario_of(parse_run(run))
+        return scenario.model.experts, scenario.workload.use_cache
+
+    assert said("4.48.1", "mixtral") == ("separate", False)
+    assert said("4.48.1", "gpt_bigcode") == ("separate", True)
+    assert said("5.24.0", "mixtral") == said("5.24.0", "gpt_bigcode") == ("stacked", False)
+    assert said(None, "mixtral") == ("stacked", False)
