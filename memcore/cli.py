@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import copy_context
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
@@ -26,7 +26,7 @@ from memcore.errors import UserError
 from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES, use_language
 from memcore.i18n import gettext as _
-from memcore.jobs import LightLane
+from memcore.jobs import LaneLimits, LightLane
 from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
@@ -52,6 +52,8 @@ EXIT_BAD_INPUT = 2
 EXIT_BROKEN = 70  # EX_SOFTWARE of sysexits.h; Python's own 1 would read as "does not fit"
 EXIT_INTERRUPTED = 130
 
+# Worker processes that score many runs; each takes a processor and about a gigabyte.
+SCORING_WORKERS = 2
 WIDTH = 100  # columns of text output
 _MESSAGE_CHARS = 1000
 _UTF8_BYTES_PER_CHAR = 4
@@ -212,7 +214,7 @@ def _verify(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def _score(args: argparse.Namespace) -> tuple[int, str]:
-    status, output = score_command.answer(args, _ask, _read)
+    status, output = score_command.answer(args, _scoring_lane().ask, _read, _scoring_limits().workers)
     return status, output if isinstance(output, str) else _json(output)
 
 
@@ -220,6 +222,17 @@ def _score(args: argparse.Namespace) -> tuple[int, str]:
 def _lane() -> LightLane:
     """The process's lane; its worker ends with the interpreter."""
     return LightLane(settings().light_lane, quiet=True)
+
+
+def _scoring_limits() -> LaneLimits:
+    """Many runs are scored side by side where there is more than one processor."""
+    limits = settings().light_lane
+    return replace(limits, workers=max(limits.workers, min(SCORING_WORKERS, os.cpu_count() or 1)))
+
+
+@cache
+def _scoring_lane() -> LightLane:
+    return LightLane(_scoring_limits(), quiet=True)
 
 
 def _ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:

@@ -8,24 +8,27 @@ ends with 1, and says why, where a regime misses to one side and has no reason i
 
 import argparse
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from memcore.accuracy.scored import Published, ScoredRun, dump_published, published
 from memcore.budget import Ask
+from memcore.columns import ProgressBar
 from memcore.jobs import LightLane
 from memcore.score.document import accuracy_document, readme_table
+from memcore.score.many import many
 from memcore.score.published import pack, published_records
 from memcore.score.reasons import one_sided_without_reason
 from memcore.score.record import MAX_RUNS_CHARS, read_runs
 from memcore.score.rows import scored_run
-from memcore.score.scoring import Score, Status
+from memcore.score.scoring import Score
 from memcore.settings import settings
 
 ROOT = Path(__file__).parent.parent
+WORKERS = 2
 DATA = ROOT / "memcore" / "data"
 BEGIN, END = "<!-- accuracy: written by scripts/score_published.py -->", "<!-- accuracy ends -->"
 
@@ -44,8 +47,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", help="measured runs in the published format")
     args = parser.parse_args()
-    lane = LightLane(settings().light_lane)
-    made = make(records(args.runs), lane.ask, today=datetime.now(tz=UTC).date().isoformat())
+    lane = LightLane(replace(settings().light_lane, workers=WORKERS), quiet=True)
+    made = make(records(args.runs), lane.ask, today=datetime.now(tz=UTC).date().isoformat(), at_once=WORKERS)
     lane.close()
     for name, content in made.files.items():
         (ROOT / name).write_text(content, encoding="utf-8")
@@ -64,9 +67,10 @@ def records(path: str | None) -> list[Mapping[str, Any]]:
     return [dict(record) for record in read_runs(text) if isinstance(record, Mapping)]
 
 
-def make(runs: Sequence[Mapping[str, Any]], ask: Ask, today: str) -> Made:
-    """All files, from the records. `today`: the date that the scores get, if they are not those of the project."""
-    scores = list(scored(runs, ask))
+def make(runs: Sequence[Mapping[str, Any]], ask: Ask, today: str, at_once: int = 1) -> Made:
+    """All files, from the records. `today`: the date that the scores get, if they are not those of the project.
+    `at_once`: how many runs are scored side by side."""
+    scores = scored(runs, ask, at_once)
     rows = tuple(row for _score, row in scores)
     kept = published() if (DATA / "published_scores.json").exists() else None
     found = Published(date=kept.date if kept is not None and kept.runs == rows else today, runs=rows)
@@ -80,13 +84,17 @@ def make(runs: Sequence[Mapping[str, Any]], ask: Ask, today: str) -> Made:
     return Made(files=files, published=found, complaints=tuple(one_sided_without_reason(rows)))
 
 
-def scored(runs: Sequence[Mapping[str, Any]], ask: Ask) -> Iterator[tuple[Score, ScoredRun]]:
+def scored(runs: Sequence[Mapping[str, Any]], ask: Ask, at_once: int) -> list[tuple[Score, ScoredRun]]:
     """Each run's score and row. A record that cannot be read is an error of the file."""
-    for number, record in enumerate(runs, start=1):
-        score, row = scored_run(record, number, ask)
+    bar = ProgressBar(len(runs))
+    found = []
+    for score, row in many(
+        lambda record, number: scored_run(record, number, ask), runs, at_once=at_once,
+        heard=lambda done: bar.show(done, f"{done} of {len(runs)} runs are scored."),
+    ):  # fmt: skip
         assert row is not None, f"{score.run_id}: {score.reason}"
-        assert score.status is not Status.MALFORMED
-        yield score, row
+        found.append((score, row))
+    return found
 
 
 def between_markers(text: str, table: str) -> str:

@@ -2,19 +2,18 @@
 
 import argparse
 from collections.abc import Callable, Sequence
-from time import monotonic
 
 from memcore.budget import Ask
-from memcore.columns import say
+from memcore.columns import ProgressBar
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.score.many import many
 from memcore.score.record import MAX_RUNS_CHARS, read_runs
 from memcore.score.report import score_csv, score_report, score_text
 from memcore.score.scoring import Score, Status, score_run
 from memcore.units import ByteUnit
 
 ALL_SCORED, SOME_NOT = 0, 3
-_BETWEEN_S = 1.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +25,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(
-    args: argparse.Namespace, ask: Ask, read: Callable[[str, int], str]
+    args: argparse.Namespace, ask: Ask, read: Callable[[str, int], str], at_once: int = 1
 ) -> tuple[int, dict[str, object] | str]:  # fmt: skip
     """Exit status and output: 0 where every run within the scope is scored, 3 where some are not. Raises UserError
-    for a file that holds no runs."""
+    for a file that holds no runs. `at_once`: how many runs are scored side by side."""
     if args.csv and args.json:
         raise UserError(_("Give --csv or --json, and not both."))
     runs = read_runs(read(args.runs, MAX_RUNS_CHARS))
-    scores = _scored(runs, ask, traced=args.trace)
+    scores = _scored(runs, ask, traced=args.trace, at_once=at_once)
     whole = all(score.status in (Status.PREDICTED, Status.OUT_OF_SCOPE) for score in scores)
     return ALL_SCORED if whole else SOME_NOT, _output(args, scores)
 
@@ -44,13 +43,11 @@ def _output(args: argparse.Namespace, scores: Sequence[Score]) -> dict[str, obje
     return score_csv(scores) if args.csv else score_text(scores, ByteUnit(args.unit), args.by)
 
 
-def _scored(runs: Sequence[object], ask: Ask, *, traced: bool) -> list[Score]:
-    """The scores, and on standard error how far they are: once a second, from the first second on."""
-    scores: list[Score] = []
-    said = monotonic()
-    for number, data in enumerate(runs, start=1):
-        if monotonic() - said >= _BETWEEN_S:
-            said = monotonic()
-            say(_("{done} of {all} runs are scored.").format(done=number - 1, all=len(runs)))
-        scores.append(score_run(data, number, ask, traced=traced))
-    return scores
+def _scored(runs: Sequence[object], ask: Ask, *, traced: bool, at_once: int) -> list[Score]:
+    """The scores, and on standard error how far they are."""
+    bar = ProgressBar(len(runs))
+
+    def heard(done: int) -> None:
+        bar.show(done, _("{done} of {all} runs are scored.").format(done=done, all=len(runs)))
+
+    return many(lambda data, number: score_run(data, number, ask, traced=traced), runs, at_once=at_once, heard=heard)
