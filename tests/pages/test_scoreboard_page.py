@@ -10,6 +10,7 @@ from made_up_run import made_up
 from scored_runs import several
 from streamlit.testing.v1 import AppTest
 from test_pages import TIMEOUT_S, change, charts, opened, verdict
+from test_verifying_page import PAGES_WITH_PROOF, Ended, no_lane_stays, page, press
 
 from memcore.accuracy.band import Band
 from memcore.accuracy.scored import Published, published
@@ -20,11 +21,12 @@ from memcore.link import write_link
 from memcore.scenario import parse_scenario
 from memcore.score.own import export_rows
 from memcore.score.published import published_records
-from memcore.ui import state
+from memcore.ui import state, verifying
 from memcore.ui.state import DEFAULT_SCENARIO
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit, format_bytes
 
+__all__ = ["no_lane_stays"]  # a fixture that is meant here too
 DEFAULT = parse_scenario(DEFAULT_SCENARIO)
 
 
@@ -158,6 +160,16 @@ class TestOwnRuns:
         assert format_bytes(budget.ladder.device, ByteUnit.GB) in line
         at = view(state.ANSWER, change(view(state.OWN, at), w_calibrate=False))
         assert not [each for each in at.info if "Calibrated" in each.value]
+
+    def test_what_was_verified_here_is_taken(self, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(verifying, "RunningProof", Ended)
+        at = press(page(PAGES_WITH_PROOF[0], engine="ddp"))
+        at.switch_page("app.py").run(timeout=TIMEOUT_S)
+        at = view(state.OWN, at)
+        at = at.button(key="own_proofs").click().run(timeout=TIMEOUT_S)
+        assert not at.exception
+        assert points(at) == 1
+        assert "none calibrates" in said(at)
 
     def test_runs_of_another_kind_calibrate_nothing(self):
         at = upload(view(state.OWN), export_rows(several(0.0, engine="ddp", by_formula=1)))

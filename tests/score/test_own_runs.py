@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,14 +12,31 @@ from counted import ask
 from made_up_run import made_up
 from scored_runs import scored, several
 
-from memcore.accuracy.band import WIDE_PERCENT, band_for
+from memcore.accuracy.band import WIDE_PERCENT, band_for, earned_band
+from memcore.accuracy.calibration import calibration_for
+from memcore.budget import predict
 from memcore.errors import UserError
+from memcore.jobs.tasks import TASKS, load_task
 from memcore.score import running
-from memcore.score.own import export_rows, read_given, with_rows
+from memcore.score.own import export_rows, proof_row, read_given, with_rows
 from memcore.score.running import MAX_OWN_RUNS, RunningScores, Scored
 from memcore.terms import EvidenceKind
+from memcore.verify.case import RankFigures
+from memcore.verify.matrix import matrix
+from memcore.verify.proof import case_evidence, prove
 
 WAIT_S = 60
+
+
+def answer(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+    """A worker's answer, without the worker."""
+    return load_task(task, TASKS)(payload)
+
+
+def rank_figures(peaks: dict[str, int]) -> RankFigures:
+    """One rank's, made up: the peaks of some phases."""
+    known = {**dict.fromkeys(("forward", "backward", "optimizer", "idle"), 1), **peaks}
+    return RankFigures(rank=0, init=1, first=known, peaks=known, spread_percent=0.0, staging={}, other=0, held={})
 
 
 def until(job: RunningScores, holds: Callable[[Scored], bool]) -> Scored:
@@ -136,3 +154,20 @@ def test_runs_of_ones_own_do_not_move_the_published_band():
     read_given(export_rows(several(*[0.1] * 50, engine="ddp", by_formula=10**10)))
     assert band_for("ddp", "full", EvidenceKind.FORMULA) == before
     assert before.percent == WIDE_PERCENT
+
+
+def test_a_proof_on_the_cpu_is_a_run_of_ones_own_that_calibrates_no_gpu():
+    """What a proof's ranks measured is made up: a tenth more than is predicted."""
+    case = matrix(2)[0]
+    evidence = case_evidence(case, answer, "cpu")
+    exact = prove(case, evidence, [rank_figures({})], "cpu")
+    peaks = {phase.name: round(phase.predicted * 1.1) for phase in exact.phases}
+    row = proof_row(prove(case, evidence, [rank_figures(peaks)] * case.ranks, "cpu"), "cpu")
+    assert row.error_pct == pytest.approx(100 / 1.1 - 100, abs=0.01)
+    assert (row.engine, row.evidence, row.device) == (case.scenario.parallelism.engine.value, "trace", "cpu")
+    budget = predict(case.scenario, evidence)
+    assert calibration_for(budget, [row]) is None
+    on_gpu = calibration_for(budget, [replace(row, device="cuda")])
+    assert on_gpu is not None
+    assert on_gpu.ratio == pytest.approx(1.1)
+    assert earned_band([row] * 50, row.engine, row.method, EvidenceKind.TRACE).percent == WIDE_PERCENT

@@ -167,7 +167,13 @@ class TestSummary:
         found = summarise([*scores, score_run({}, 6, ask)])
         counts = {name: found[name]["n"] for name in ("gold", "allocated", "reserved", "other")}
         assert counts == {"gold": 1, "allocated": 2, "reserved": 1, "other": 2}
+        assert found["reserved_fsdp2"]["n"] == 0
         assert found["records"] == {"predicted": 5, "not_predicted": 0, "out_of_scope": 0, "malformed": 1}
+
+    def test_fsdp2s_reserved_memory_is_a_line_of_its_own_too(self):
+        reserved = {"measured__metric": "reserved", "gold": False}
+        found = summarise([score(**reserved), score(kind="fsdp2", **reserved), score(kind="fsdp2", gold=False)])
+        assert (found["reserved"]["n"], found["reserved_fsdp2"]["n"]) == (2, 1)
 
     def test_reasons_say_how_many_runs_they_alone_hold_back(self):
         found = summarise([score(workload__compile=True), score(workload__compile=True, workload__loss="fused_ce")])
