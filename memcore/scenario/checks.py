@@ -22,6 +22,7 @@ def check(scenario: "Scenario") -> None:
     _check_recipe(scenario)
     _check_offload(scenario)
     _check_fused_kernels(scenario)
+    _check_compile(scenario)
 
 
 def _check_model(scenario: "Scenario") -> None:
@@ -237,3 +238,21 @@ def _check_fused_kernels(scenario: "Scenario") -> None:
     if plain and lora.adapter_dtype is not computed and not lora.autocast:
         message = _("{field} names lora, which takes {dtype} adapters under autocast alone: set recipe.lora.autocast.")
         raise refuse(field, message, dtype=lora.adapter_dtype.value.upper())
+
+
+def _check_compile(scenario: "Scenario") -> None:
+    """What torch compiles whole, as a trace does: see memcore.trace.compiling."""
+    work, field = scenario.workload, "workload.compile"
+    if not work.compile:
+        return
+    if scenario.model.is_bare_count:
+        raise refuse(field, _("{field} does nothing for a parameter count: give a catalogue name or a config.json."))
+    if scenario.parallelism.engine is EngineName.DEEPSPEED:
+        raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine="deepspeed")
+    if scenario.recipe.method is Method.QLORA:
+        raise refuse(field, _("{field} is set, which is not predicted for weights packed in 4 bits yet."))
+    if work.fused_kernels:
+        raise refuse(field, _("{field} is set, which is not predicted with workload.fused_kernels yet."))
+    if work.reentrant or work.checkpointing == "attention":
+        message = _("{field} is set, but torch compiles no reentrant checkpoint, and none of the attention alone.")
+        raise refuse(field, message)

@@ -212,6 +212,7 @@ class Workload(Part):
     transformers 4.
     `fused_kernels`: which of a layer's operations run as one kernel each, which keeps less and writes gradients in
     place: rmsnorm, rope (rotary embeddings), swiglu (a gated SiLU), lora (adapters on q_proj, k_proj, v_proj, o_proj).
+    `compile`: each decoder layer is compiled by itself (torch.compile), with its checkpoint inside.
     """
 
     micro_batch: Tokens = 1
@@ -224,6 +225,7 @@ class Workload(Part):
     logits_retained: bool = False
     use_cache: bool = False
     fused_kernels: tuple[Literal["rmsnorm", "rope", "swiglu", "lora"], ...] = ()
+    compile: bool = False
 
     @model_validator(mode="after")
     def _known_checkpointing(self) -> Self:

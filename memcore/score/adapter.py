@@ -137,5 +137,6 @@ def _workload(run: Run) -> dict[str, Any]:
         "loss": LOSSES[work.loss],
         "logits_retained": work.logits_retained,
         "use_cache": _is_transformers_4(run) and run.model.config.get("model_type") in CACHING,
+        "compile": work.compile,
         "fused_kernels": work.fused_kernels,
     }

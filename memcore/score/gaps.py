@@ -229,7 +229,6 @@ def _workload(run: Run) -> Iterator[Gap]:
         yield from _unless("workload.checkpointing", work.checkpointing, *CHECKPOINTINGS)
         yield from _unless("workload.sac_save", work.sac_save, None)
     yield from _loss(run)
-    yield from _unless("workload.compile", work.compile, False)
     yield from _unless("workload.loss_compiled", work.loss_compiled, False)
     others = [name for name in work.fused_kernels if name not in FUSED_KERNELS]
     yield from _unless("workload.fused_kernels", others, [])

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.recorder import local_tensor
 from memcore.trace.request import Request
 from memcore.trace.units import Unit
+
+if TYPE_CHECKING:
+    from memcore.trace.compiling import Compiler
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # What transformers calls each attention.
@@ -43,8 +46,11 @@ class Built:
     text_alone: bool
 
 
-def build(request: Request, attention: str, tagger: Callable[[int], Callable[[str], None]]) -> Built:
-    """Build the model on the meta device. `tagger(place)` gives the tag function of a unit that runs."""
+def build(
+    request: Request, attention: str, tagger: Callable[[int], Callable[[str], None]], compiler: "Compiler | None" = None
+) -> Built:
+    """Build the model on the meta device. `tagger(place)` gives the tag function of a unit that runs; `compiler`
+    compiles its layers."""
     whole = load_config(request.config)
     config = _text_alone(whole)
     config._attn_implementation = IMPLEMENTATIONS[attention]  # noqa: SLF001  told before a model is built
@@ -58,7 +64,8 @@ def build(request: Request, attention: str, tagger: Callable[[int], Callable[[st
 
     def unit(place: int, layers: list[nn.Module], recompute: bool) -> nn.Module:
         saved = plan.saved_operations
-        return Unit(layers, tagger(place), recompute=recompute, reentrant=request.reentrant, saved=saved)
+        options: dict[str, Any] = {"recompute": recompute, "reentrant": request.reentrant, "saved": saved}
+        return Unit(layers, tagger(place), compiler=compiler, **options)
 
     thin_out(model, plan, unit)
     if request.experts == "separate":

@@ -99,6 +99,26 @@ class Recorder(TorchDispatchMode):
         # A storage whose successor may be itself, and the change in which the successor was taken.
         self._succeeded: tuple[int, Change] | None = None
         self._same_as: dict[int, int] = {}
+        self._looking = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Whether functions stay compiled where this mode watches."""
+        return True
+
+    @contextmanager
+    def unseen(self) -> Iterator[None]:
+        """What is done inside the block takes nothing."""
+        self._looking = False
+        try:
+            yield
+        finally:
+            self._looking = True
+
+    def see(self, tensor: torch.Tensor) -> None:
+        """A tensor that was made unseen takes its bytes from here on."""
+        self._begin_segment()
+        self._see(tensor, self._module())
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -126,9 +146,9 @@ class Recorder(TorchDispatchMode):
         # Torch asks every fake tensor for its device, twice as often as it computes.
         if func is _DEVICE:
             return args[0].fake_device
-        self._succeeded = None
-        if self.next_segment is not None:
-            self.segment, self.next_segment = self.next_segment, None
+        if not self._looking:
+            return func(*args, **(kwargs or {}))
+        self._begin_segment()
         module = self._module()
         results = func(*args, **(kwargs or {}))
         momentary = self._hidden(func, args)
@@ -149,6 +169,11 @@ class Recorder(TorchDispatchMode):
         for size, rounded in momentary:
             self.changes.append(Change(self.segment, None, -size, module, rounded=rounded))
         return results
+
+    def _begin_segment(self) -> None:
+        self._succeeded = None
+        if self.next_segment is not None:
+            self.segment, self.next_segment = self.next_segment, None
 
     def _module(self) -> str:
         """Whose work the operation is."""

@@ -66,8 +66,9 @@ class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
     "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them, `experts` and `code` as a Model.
-    `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `full_depth`: run every
-    layer, to check the replay.
+    `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `compiled`: each layer by
+    torch.compile, on the CPU's `kernels` with an own kernel for each operation. `full_depth`: run every layer, to check
+    the replay.
     """
 
     config: Mapping[str, Any]
@@ -89,6 +90,7 @@ class Request:
     step_in_backward: bool = False
     sharding: Sharding | None = None
     experts: str = "stacked"
+    compiled: bool = False
     kernels: str = "cuda"
     full_depth: bool = False
 
@@ -133,6 +135,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         step_in_backward=scenario.recipe.optimizer.in_backward,
         sharding=_sharding(scenario, convention),
         experts=scenario.model.experts,
+        compiled=work.compile,
     )
     return asdict(request)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -29,6 +29,9 @@ from memcore.trace.recorder import Recorder
 from memcore.trace.request import Request, Step
 from memcore.trace.sorting import tape_of
 from memcore.trace.tape import Tape
+
+if TYPE_CHECKING:
+    from memcore.trace.compiling import Compiler
 
 # torch keeps the result of each operation on each set of shapes for as long as the process lives, about 3 KB each
 # and some 300 for a trace of new sizes; a worker must not grow. Enough are kept for quick answers to equal questions.
@@ -74,7 +77,8 @@ def record(request: Request) -> Tape:
 
 def _record(request: Request, attention: str) -> Tape:
     tags = _Tags()
-    built = build(request, attention, tags.tagger)
+    compiler = _compiler(fuses=request.kernels == "cuda") if request.compiled else None
+    built = build(request, attention, tags.tagger, compiler)
     positions_notes(built.positions, built.has_table, request.seq_len)
     with ExitStack() as stack:
         mesh = stack.enter_context(sharding.ranks(request.sharding)) if request.sharding else None
@@ -87,10 +91,18 @@ def _record(request: Request, attention: str) -> Tape:
             stack.enter_context(cuda_lists())
         if built.plan.attention_only:
             stack.enter_context(kernels.recomputed_attention())
-        tape = _run(built, tags, request, attention, mesh)
+        if compiler is not None:
+            stack.enter_context(compiler)
+        tape = _run(built, tags, request, attention, mesh, compiler)
     if FakeTensorMode.cache_info().size > _MOST_CACHED_SHAPES:
         FakeTensorMode.cache_clear()
     return tape
+
+
+def _compiler(*, fuses: bool) -> "Compiler":
+    from memcore.trace.compiling import Compiler  # torch's compiler takes a second to import
+
+    return Compiler(fuses=fuses)
 
 
 class _Tags:
@@ -130,7 +142,7 @@ class _Tags:
         return tag
 
 
-def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any) -> Tape:
+def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any, compiler: "Compiler | None") -> Tape:
     """Run the step and return what was recorded. `mesh`: the ranks, None for one."""
     model, plan = built.model, built.plan
     tokens = torch.zeros((request.micro_batch, request.seq_len), dtype=torch.int64)
@@ -141,6 +153,10 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any)
     known = [*model.parameters(), *model.buffers(), tokens]
     paths = {**built.paths, id(root): "loss"}
     recorder = Recorder(known, hidden, paths, sharding.WRAPPERS if request.sharding else ())
+    if compiler is not None:
+        _step(root, tokens, tags, request)  # unseen: layers are compiled as they first run
+        root.zero_grad()
+        tags.backward, compiler.recorder = False, recorder
     tags.recorder, tags.last = recorder, len(plan.picked) - 1
     # The hooks know the recorder alone: one that knew the model would keep it alive for good, since the garbage
     # collector cannot see that a parameter holds its hook.

@@ -5,11 +5,14 @@ Worker processes only: imports torch.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+if TYPE_CHECKING:
+    from memcore.trace.compiling import Compiler
 
 _aten: Any = torch.ops.aten
 _MM = _aten.mm.default
@@ -44,6 +47,12 @@ def recomputed(
         contexts = partial(_selective_contexts, saved)
         return checkpoint(function, hidden, *args, use_reentrant=False, preserve_rng_state=False, context_fn=contexts)
     return checkpoint(function, hidden, *args, use_reentrant=reentrant, preserve_rng_state=False)
+
+
+def _checkpointed(
+    run: Callable[..., Any], saved: Sequence[str], hidden: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    return recomputed(run, hidden, args, kwargs, saved=saved)
 
 
 def _selective_contexts(saved: Sequence[str]) -> Any:
@@ -82,6 +91,7 @@ class Unit(nn.Module):
         recompute: bool,
         reentrant: bool,
         saved: Sequence[str],
+        compiler: "Compiler | None" = None,
     ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
@@ -89,6 +99,17 @@ class Unit(nn.Module):
         self._recompute = recompute
         self._reentrant = reentrant
         self._saved = tuple(saved)
+        if compiler is not None:
+            self._compile(compiler)
+
+    def _compile(self, compiler: "Compiler") -> None:
+        """Compile the layers, each with its checkpoint inside, as torchtitan does; layers that are recomputed together
+        have theirs around them. What a module's hooks do stays outside."""
+        inside = self._recompute and len(self.layers) == 1
+        for layer in self.layers:
+            own = layer.forward
+            layer.forward = compiler.compiled(partial(_checkpointed, own, self._saved) if inside else own)
+        self._recompute = self._recompute and not inside
 
     def __getattr__(self, name: str) -> Any:
         """What the model asks of a layer itself, such as its kind of attention."""

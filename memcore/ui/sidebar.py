@@ -315,6 +315,7 @@ def _workload() -> None:
         format_func=kernels.__getitem__,
         help=_("Of a kernel library, such as Liger or Unsloth: they keep less, and write gradients in place."),
     )
+    st.toggle("torch.compile", key="w_compile", help=_("Each decoder layer is compiled by itself, as torchtitan does."))
     st.number_input(
         _("Gradient accumulation steps"),
         min_value=1,

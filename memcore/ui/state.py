@@ -112,6 +112,7 @@ def _workload_values(workload: Workload) -> dict[str, Any]:
         "w_reentrant": workload.reentrant,
         "w_loss": workload.loss,
         "w_fused": list(workload.fused_kernels),
+        "w_compile": workload.compile,
     }
 
 
@@ -201,6 +202,7 @@ def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
         "reentrant": values["w_reentrant"] and kind in REENTRANT_CHECKPOINTING,
         "loss": values["w_loss"],
         "fused_kernels": values["w_fused"],
+        "compile": values["w_compile"],
     }
 
 
