@@ -449,6 +449,20 @@ REFUSALS = [
     ({"offload": {"activations": "nvme"}}, "offload.activations", "is 'nvme'; allowed is none or cpu."),
     # workload
     (
+        {"model": {"name": "openai-community/gpt2"}, "workload": {"compile": True, "checkpointing": "attention"}},
+        "workload.compile",
+        "torch compiles no reentrant checkpoint, and none of the attention alone.",
+    ),
+    (
+        {
+            "model": {"name": "openai-community/gpt2"},
+            "workload": {"compile": True},
+            "parallelism": {"zero_stage": 3},
+        },
+        "workload.compile",
+        "is set, which is not predicted for deepspeed yet.",
+    ),
+    (
         {"workload": {"checkpointing": "save(attention,mm,mm_alternate)"}},
         "workload.checkpointing",
         "of which mm saves every matrix product: leave mm or mm_alternate out.",

@@ -253,6 +253,8 @@ def _check_compile(scenario: "Scenario") -> None:
         raise refuse(field, _("{field} is set, which is not predicted for weights packed in 4 bits yet."))
     if work.fused_kernels:
         raise refuse(field, _("{field} is set, which is not predicted with workload.fused_kernels yet."))
+    if scenario.model.code != "transformers":
+        raise refuse(field, _("{field} is set, which is predicted for transformers' code alone."))
     if work.reentrant or work.checkpointing == "attention":
         message = _("{field} is set, but torch compiles no reentrant checkpoint, and none of the attention alone.")
         raise refuse(field, message)
