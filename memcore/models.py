@@ -197,23 +197,32 @@ class Inventory:
         before mean those (utils/transformers_weight_conversion.py, _convert_peft_config_moe), and ``all-linear`` means
         them too. Raises UserError where a target names nothing, or half of what is fused.
         """
-        linear = [t for t in self.tensors() if t.kind in (TensorKind.LINEAR, TensorKind.CONV1D)]
+        linear = self._linear()
         fused = EXPERT_TARGETS.get(self.fused_experts, {})
         chosen = list(targets)
         if fused and "all-linear" in targets:
-            chosen = sorted({*targets, *(t.module for t in linear if t.role is not Role.HEAD), *fused} - {"all-linear"})
+            chosen = sorted({*targets, *(m for m, t in linear if t.role is not Role.HEAD), *fused} - {"all-linear"})
 
-        def named(tensor: Tensor, target: str) -> bool:
-            return tensor.role is not Role.HEAD if target == "all-linear" else tensor.module == target
+        def named(module: str, tensor: Tensor, target: str) -> bool:
+            return tensor.role is not Role.HEAD if target == "all-linear" else module == target
 
         plain = [target for target in chosen if target not in fused]
         for target in plain:
-            if not any(named(tensor, target) for tensor in linear):
-                names = ", ".join(sorted({tensor.module for tensor in linear} | set(fused))[:12])
+            if not any(named(*each, target) for each in linear):
+                names = ", ".join(sorted({module for module, _tensor in linear} | set(fused))[:12])
                 message = _("recipe.lora.targets names {target!r}, which this model does not have; it has {names}.")
                 raise UserError(message.format(target=target[:40], names=names), "recipe.lora.targets")
-        adapted = [AdaptedWeight(tensor) for tensor in linear if any(named(tensor, target) for target in plain)]
+        adapted = [AdaptedWeight(each[1]) for each in linear if any(named(*each, target) for target in plain)]
         return [*adapted, *self._adapted_experts({target for target in chosen if target in fused}, fused)]
+
+    def _linear(self) -> list[tuple[str, Tensor]]:
+        """Every linear weight with its module's last name, which of a block with one module is the block's."""
+        return [
+            (tensor.module if "." in tensor.name else block.name.rpartition(".")[2], tensor)
+            for block in self.blocks
+            for tensor in block.tensors
+            if tensor.kind in (TensorKind.LINEAR, TensorKind.CONV1D)
+        ]
 
     def _adapted_experts(self, chosen: set[str], fused: Mapping[str, str]) -> Iterator[AdaptedWeight]:
         """Stacked experts, and their router, among the targets; what is fused of two has twice the rank."""

@@ -86,7 +86,10 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     lora = recipe.lora or Lora()
     fp32 = lora.adapter_dtype is DType.FP32 and scenario.parallelism.engine is not EngineName.DEEPSPEED
     experts = any(tensor.role is Role.EXPERTS for tensor in inventory.tensors())
-    return sixteen_bit and fp32 and not lora.dropout and not lora.autocast and not experts
+    if any(adapted.tensor.role is Role.HEAD for adapted in inventory.lora_modules(lora.targets)):
+        return False
+    plain = not lora.dropout and not lora.autocast and not recipe.keeps_packed_inputs
+    return sixteen_bit and fp32 and plain and not experts
 
 
 def layer_forms(scenario: Scenario, states: ModelStates, inventory: Inventory) -> tuple[LayerForm, ...] | None:

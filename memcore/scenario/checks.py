@@ -119,14 +119,16 @@ def _check_recipe(scenario: "Scenario") -> None:
 def _check_packing(scenario: "Scenario") -> None:
     """What is said of a 4-bit base, and where there is none."""
     recipe, engine, packed = scenario.recipe, scenario.parallelism.engine.value, scenario.recipe.method is Method.QLORA
-    for name, value in (("quant_group_size", recipe.quant_group_size), ("quantize_lm_head", recipe.quantize_lm_head)):
-        if value and not packed:
+    for name in ("quant_group_size", "quantize_lm_head", "keeps_packed_inputs"):
+        if getattr(recipe, name) and not packed:
             message = _("{field} is set, which does nothing when recipe.method is {method}: choose qlora.")
             raise refuse(f"recipe.{name}", message, method=recipe.method)
     integers = recipe.quantization is Quantization.GPTQ_INT4
     if packed and not integers and recipe.quant_group_size not in (None, 64):
         message = _("{field} is {value}; NF4 is predicted with 64 values to a scale alone.")
         raise refuse("recipe.quant_group_size", message, value=recipe.quant_group_size)
+    if integers and recipe.keeps_packed_inputs:
+        raise refuse("recipe.keeps_packed_inputs", _("{field} is set, which is bitsandbytes': choose nf4."))
     if integers and recipe.quantize_lm_head:
         raise refuse("recipe.quantize_lm_head", _("{field} is set, but AutoGPTQ packs the layers' weights alone."))
     if integers and scenario.parallelism.stage == 3:

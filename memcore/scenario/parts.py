@@ -174,7 +174,8 @@ class Recipe(Part):
 
     `quant_group_size`: how many values of a 4-bit base share a scale, -1 an output's whole column; None stands for the
     library's default (64 for NF4, which knows no other here, 128 for GPTQ). `quantize_lm_head`: the head is packed too,
-    as where every linear module is replaced.
+    as where every linear module is replaced. `keeps_packed_inputs`: each product with an NF4 weight keeps its input for
+    the backward, as bitsandbytes did before 0.43.2 (of July 2024).
     """
 
     method: Method = Method.FULL
@@ -189,6 +190,7 @@ class Recipe(Part):
     quantization: Quantization | None = None
     quant_group_size: Literal[-1, 32, 64, 128] | None = None
     quantize_lm_head: bool = False
+    keeps_packed_inputs: bool = False
     lora: Lora | None = None
 
 

@@ -7,7 +7,10 @@ from memcore.engine_options import EngineName
 from memcore.recipes import DType
 from memcore.scenario import Scenario, parse_scenario
 from memcore.score.gaps import ATTENTIONS, CHECKPOINTINGS, LOSSES, OPTIMIZERS, SAVED, SETTINGS, gaps_of
-from memcore.score.record import Run, RunRecipe
+from memcore.score.record import Run
+
+# The month of bitsandbytes 0.43.2, which no longer keeps the input of a product with a 4-bit weight.
+_INPUTS_LET_GO = "2024-07"
 
 
 def scenario_of(run: Run) -> Scenario:
@@ -84,7 +87,7 @@ def _recipe(run: Run) -> dict[str, Any]:
         adapters = {name: getattr(lora, name) for name in ("rank", "targets", "dropout", "adapter_dtype")}
         # Autocast has something to cast where the adapters are not of the weights' dtype.
         casts = recipe.autocast and recipe.param_dtype == recipe.compute_dtype != lora.adapter_dtype
-        common |= {"lora": {**adapters, "autocast": casts}, **_packing(recipe)}
+        common |= {"lora": {**adapters, "autocast": casts}, **_packing(run)}
         if run.parallelism.engine != EngineName.DEEPSPEED:
             return common  # gradients and states are the adapters'
     if recipe.optimizer_state_dtype in set(DType):  # else the optimizer's own
@@ -94,8 +97,11 @@ def _recipe(run: Run) -> dict[str, Any]:
     return {**common, "master_dtype": "fp32" if recipe.master_weights else "none"}
 
 
-def _packing(recipe: RunRecipe) -> dict[str, Any]:
+def _packing(run: Run) -> dict[str, Any]:
+    recipe = run.recipe
+    nf4 = recipe.quantization in ("nf4", "nf4_double_quant")
     return {
+        "keeps_packed_inputs": nf4 and run.software["date"] < _INPUTS_LET_GO,
         "quantization": recipe.quantization,
         "quant_group_size": recipe.quant_group_size,
         "quantize_lm_head": bool(recipe.quantize_lm_head),

@@ -34,14 +34,24 @@ def attach(model: nn.Module, adapters: Adapters, *, autocast: bool) -> None:
             module.autocast = autocast
 
 
-def pack(model: nn.Module, quantization: str, skipped: Sequence[nn.Module], computed: torch.dtype) -> None:
+def pack(
+    model: nn.Module,
+    adapters: Adapters,
+    skipped: Sequence[nn.Module],
+    computed: torch.dtype,
+    packed_from: torch.dtype | None = None,
+) -> None:
     """A stand-in for each linear module but those skipped (the head), as transformers 5.24 does it (integrations/
-    bitsandbytes.py, replace_with_bnb_linear)."""
-    integers, double = quantization == "gptq_int4", quantization == "nf4_double_quant"
+    bitsandbytes.py, replace_with_bnb_linear). `packed_from`: the dtype that bitsandbytes' weights are unpacked to, None
+    where it is that of the computation."""
+    integers, double = adapters.quantization == "gptq_int4", adapters.quantization == "nf4_double_quant"
+    kept = adapters.keeps_inputs
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear | Conv1D) and not any(child is left for left in skipped):
                 packed = (
-                    PackedIntegers(child, computed) if integers else PackedLinear(child, computed, double_quant=double)
+                    PackedIntegers(child, computed)
+                    if integers
+                    else PackedLinear(child, computed, packed_from, double_quant=double, keeps_input=kept)
                 )
                 setattr(module, name, packed)

@@ -19,7 +19,7 @@ from memcore.counting import build_model, fused_experts, is_vision, load_config,
 from memcore.trace import kernels
 from memcore.trace.experts import separate
 from memcore.trace.litgpt import build_litgpt
-from memcore.trace.litgpt_lora import attach_litgpt
+from memcore.trace.litgpt_lora import PACKED_FROM, attach_litgpt
 from memcore.trace.plan import Plan, make_plan, thin_out
 from memcore.trace.recorder import local_tensor
 from memcore.trace.request import Request
@@ -105,7 +105,8 @@ def _adapt(model: Any, request: Request, *, checkpointed: bool) -> None:
     head = model.get_output_embeddings()
     skipped = [] if head is None or request.adapters.packs_head else [head]
     if request.adapters.quantization is not None:
-        pack(model, request.adapters.quantization, skipped, DTYPES[request.dtype])
+        packed_from = PACKED_FROM if request.code == "litgpt" else None
+        pack(model, request.adapters, skipped, DTYPES[request.dtype], packed_from)
     if request.code == "litgpt":
         attach_litgpt(model, request.adapters)
     else:

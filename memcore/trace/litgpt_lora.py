@@ -16,6 +16,9 @@ from memcore.i18n import gettext as _
 from memcore.trace.litgpt import Attention, Sizes
 from memcore.trace.request import Adapters
 
+# Weights are packed in 4 bits from FP16, whatever the dtype of the computation. Source: lightning 2.1, fabric/plugins/
+# precision/bitsandbytes.py, _Linear4bit._quantize_weight.
+PACKED_FROM = torch.float16
 # transformers' names of the parts of the joint projection, and of litgpt's other modules.
 _PARTS = {"q_proj": 0, "k_proj": 1, "v_proj": 2}
 # litgpt has an adapter for queries and one for values where no more is asked for: of a joint projection's own adapter

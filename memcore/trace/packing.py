@@ -20,12 +20,21 @@ class PackedLinear(nn.Linear):
 
     Source: bitsandbytes 0.50, autograd/_functions.py, MatMul4Bit: the forward keeps the packed weight alone; the
     backward unpacks it again. nn/modules.py, Linear4bit.forward: the input is cast to the dtype of the computation,
-    the result back to the input's.
+    the result back to the input's. `packed_from`: the dtype that it is unpacked to, and then cast from, where that is
+    not `computed`. `keeps_input`: as versions before 0.43.2 did (autograd/_functions.py: ``ctx.tensors = (A, B)``).
     """
 
     casts_back = True
 
-    def __init__(self, packed: nn.Module, computed: torch.dtype, *, double_quant: bool = False) -> None:
+    def __init__(
+        self,
+        packed: nn.Module,
+        computed: torch.dtype,
+        packed_from: torch.dtype | None = None,
+        *,
+        double_quant: bool = False,
+        keeps_input: bool = False,
+    ) -> None:
         nn.Module.__init__(self)
         weight: Any = packed.weight
         columns_first = isinstance(packed, Conv1D)
@@ -34,14 +43,12 @@ class PackedLinear(nn.Linear):
         bytes_packed = torch.empty((ceil_div(weight.numel(), 2), 1), dtype=torch.uint8, device=weight.device)
         self.weight = nn.Parameter(bytes_packed, requires_grad=False)
         self.bias = cast(nn.Parameter, packed.bias)
-        self.computed = computed
-        self.double_quant = double_quant
+        self.computed, self.packed_from = computed, packed_from or computed
+        self.double_quant, self.keeps_input = double_quant, keeps_input
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         """A product with the unpacked weight."""
-        shape = (self.out_features, self.in_features)
-        cast_values = values.to(self.computed)
-        result: torch.Tensor = _Unpacked.apply(cast_values, self.weight, self.bias, shape, self.double_quant)  # type: ignore[no-untyped-call]
+        result: torch.Tensor = _Unpacked.apply(values.to(self.computed), self.weight, self.bias, self)  # type: ignore[no-untyped-call]
         return result.to(values.dtype) if self.casts_back else result
 
     def unpacked(self, dtype: torch.dtype) -> torch.Tensor:
@@ -49,9 +56,8 @@ class PackedLinear(nn.Linear):
 
         Source: fms-acceleration of December 2024, fused_ops/unsloth_lora/utils.py, fast_dequantize.
         """
-        shape = (self.out_features, self.in_features)
-        weight = torch.empty(shape, dtype=dtype, device=self.weight.device)
-        scales = _scales(weight, shape, self.double_quant, in_place=True)
+        weight = torch.empty((self.out_features, self.in_features), dtype=dtype, device=self.weight.device)
+        scales = _scales(weight, self, in_place=True)
         del scales
         return weight
 
@@ -72,32 +78,36 @@ class _Unpacked(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        values: torch.Tensor,
-        packed: torch.Tensor,
-        bias: torch.Tensor | None,
-        shape: tuple[int, int],
-        double_quant: bool,
+        ctx: Any, values: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, module: PackedLinear
     ) -> torch.Tensor:
-        ctx.packed, ctx.shape, ctx.double_quant = packed, shape, double_quant
-        scales = _scales(values, shape, double_quant, in_place=False)
-        result = nn.functional.linear(values, torch.empty(shape, dtype=values.dtype), bias)
+        # Attributes, as bitsandbytes has them: a checkpoint does not see them.
+        ctx.packed, ctx.module = packed, module
+        ctx.kept = values if module.keeps_input and ctx.needs_input_grad[0] else None
+        scales = _scales(values, module, in_place=False)
+        result = nn.functional.linear(values, _made(module, values.dtype), bias)
         del scales
         return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        scales = _scales(gradients[0], ctx.shape, ctx.double_quant, in_place=True)
-        weight = torch.empty(ctx.shape, dtype=gradients[0].dtype)
+        scales = _scales(gradients[0], ctx.module, in_place=True)
+        weight = _made(ctx.module, gradients[0].dtype)
         del scales
-        return torch.matmul(gradients[0], weight), None, None, None, None
+        return torch.matmul(gradients[0], weight), None, None, None
 
 
-def _scales(like: torch.Tensor, shape: tuple[int, int], double_quant: bool, *, in_place: bool) -> torch.Tensor | None:
+def _made(module: PackedLinear, dtype: torch.dtype) -> torch.Tensor:
+    """The whole weight, cast from the dtype that it is unpacked to."""
+    unpacked = torch.empty((module.out_features, module.in_features), dtype=module.packed_from)
+    return unpacked.to(dtype)
+
+
+def _scales(like: torch.Tensor, module: PackedLinear, *, in_place: bool) -> torch.Tensor | None:
     """The scales in FP32, where they are packed too: unpacked, and then moved by their offset."""
-    if not double_quant:
+    if not module.double_quant:
         return None
-    unpacked = torch.empty(ceil_div(shape[0] * shape[1], NF4_BLOCK), dtype=torch.float32, device=like.device)
+    size = ceil_div(module.out_features * module.in_features, NF4_BLOCK)
+    unpacked = torch.empty(size, dtype=torch.float32, device=like.device)
     return unpacked if in_place else torch.empty_like(unpacked)
 
 

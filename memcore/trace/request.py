@@ -21,7 +21,8 @@ _STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapters:
     """LoRA of `rank` on the modules that `targets` name, kept in `dtype`, with `dropout` before it; `quantization`:
-    how the weights under it are packed, None where they are not, and with `packs_head` the head's too."""
+    how the weights under it are packed, None where they are not, and with `packs_head` the head's too.
+    `keeps_inputs`: their products keep what they read."""
 
     rank: int
     targets: tuple[str, ...]
@@ -29,6 +30,7 @@ class Adapters:
     quantization: str | None = None
     dropout: float = 0.0
     packs_head: bool = False
+    keeps_inputs: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +169,7 @@ def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:
         quantization=quantization.value if recipe.method is Method.QLORA else None,
         dropout=lora.dropout,
         packs_head=recipe.quantize_lm_head,
+        keeps_inputs=recipe.keeps_packed_inputs,
     )
 
 

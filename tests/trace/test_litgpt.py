@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 from small_models import traced
 
+from memcore.counting import count_config
 from memcore.errors import UserError
+from memcore.models import load_inventory
 from memcore.scenario import parse_scenario, scenario_data
 from memcore.trace.request import Adapters
 
@@ -83,3 +85,53 @@ def test_it_travels_with_the_scenario():
     scenario = parse_scenario({"model": {"config": LLAMA, "code": "litgpt"}})
     assert scenario_data(scenario)["model"]["code"] == "litgpt"
     assert parse_scenario(scenario_data(scenario)) == scenario
+
+
+def a_layer_of(*args: Any, **kwargs: Any) -> int:
+    """What the third layer adds to what is saved."""
+    saved = traced(*args, **kwargs).of("saved")
+    return saved[2] - saved[1]
+
+
+def test_older_bitsandbytes_keeps_the_input_of_each_product():
+    """Before 0.43.2, autograd/_functions.py, MatMul4Bit: ``ctx.tensors = (A, B)``. Of a layer's products with 4-bit
+    weights that is the normalised input of attention and MLP, and what their last projections read."""
+    each = {"rank": 8, "targets": ("q_proj", "v_proj"), "dtype": "bf16", "quantization": "nf4", "dropout": 0.05}
+    kept, let_go = (
+        a_layer_of(LLAMA, seq_len=TOKENS, dtype="bf16", checkpointing="none", code="litgpt",
+               adapters=Adapters(**each, keeps_inputs=keeps))
+        for keeps in (True, False)
+    )  # fmt: skip
+    assert kept - let_go == 2 * TOKENS * (256 + 256 + 256 + 704)
+
+
+def test_a_weight_packed_from_fp16_is_there_twice_for_a_moment_where_bf16_computes():
+    """lightning 2.1, fabric/plugins/precision/bitsandbytes.py: the head of 32,000 words, unpacked and cast."""
+    each = {"rank": 8, "targets": ("q_proj", "v_proj"), "dtype": "bf16", "quantization": "nf4"}
+    config = {**LLAMA, "vocab_size": 32_000}
+    packed, plain = (
+        traced(config, seq_len=1, dtype="bf16", checkpointing="none", code="litgpt",
+               adapters=Adapters(**each, packs_head=packs))
+        for packs in (True, False)
+    )  # fmt: skip
+    more = max(packed.with_gradients) - max(plain.with_gradients)
+    assert more == pytest.approx(2 * 2 * 32_000 * 256, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "sentence"),
+    [
+        ({"keeps_packed_inputs": True}, "does nothing when recipe.method is full"),
+        ({"method": "qlora", "quantization": "gptq_int4", "keeps_packed_inputs": True}, "which is bitsandbytes'"),
+    ],
+)
+def test_kept_inputs_are_bitsandbytes_own(recipe: dict[str, Any], sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        parse_scenario({"model": {"config": LLAMA}, "recipe": recipe})
+
+
+def test_the_head_can_carry_an_adapter():
+    """peft takes lm_head as it takes any linear module, and litgpt has lora_head: rank x (hidden + words)."""
+    inventory = load_inventory(count_config({"config": LLAMA})["inventory"])
+    (head,) = inventory.lora_modules(["lm_head"])
+    assert head.tensor.shape == (512, 256)
