@@ -47,7 +47,7 @@ class Change:
     """Bytes taken (or given back, where negative) in a segment of the step, by a module. `storage` numbers the
     storage, None for what an operation takes for a moment. `recomputed`: taken while autograd records, which in a
     backward is a forward that runs again. `cast`: a parameter in another dtype. `rounded`: the bytes follow the rounded
-    sequence length."""
+    sequence length. `stream`: the number of the stream that it is taken on, by first appearance."""
 
     segment: str
     storage: int | None
@@ -56,6 +56,7 @@ class Change:
     recomputed: bool = False
     cast: bool = False
     rounded: bool = False
+    stream: int = 0
 
 
 class Recorder(TorchDispatchMode):
@@ -100,6 +101,8 @@ class Recorder(TorchDispatchMode):
         self._succeeded: tuple[int, Change] | None = None
         self._same_as: dict[int, int] = {}
         self._looking = True
+        # On fake tensors streams are torch.cpu's, which do nothing but say which is the current one.
+        self._streams: dict[int, int] = {id(torch.cpu.current_stream()): 0}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -153,7 +156,7 @@ class Recorder(TorchDispatchMode):
         results = func(*args, **(kwargs or {}))
         momentary = self._hidden(func, args)
         for size, rounded in momentary:
-            self.changes.append(Change(self.segment, None, size, module, rounded=rounded))
+            self.changes.append(Change(self.segment, None, size, module, rounded=rounded, stream=self._stream()))
         if isinstance(results, torch.Tensor):
             change = self._see(results, module)
             if change is not None:
@@ -174,6 +177,10 @@ class Recorder(TorchDispatchMode):
         self._succeeded = None
         if self.next_segment is not None:
             self.segment, self.next_segment = self.next_segment, None
+
+    def _stream(self) -> int:
+        """The current stream's number."""
+        return self._streams.setdefault(id(torch.cpu.current_stream()), len(self._streams))
 
     def _module(self) -> str:
         """Whose work the operation is."""
@@ -201,7 +208,8 @@ class Recorder(TorchDispatchMode):
         number = self._next
         self._next += 1
         self._alive[key] = number
-        self.changes.append(Change(self.segment, number, size, module, recomputed=torch.is_grad_enabled()))
+        again, stream = torch.is_grad_enabled(), self._stream()
+        self.changes.append(Change(self.segment, number, size, module, recomputed=again, stream=stream))
         if self._telling is not None:
             self.told[number] = self._telling
 

@@ -38,7 +38,7 @@ def replay(tape: Tape) -> Replayed:
     """Lay the traced units out in the model's order, and find the fullest instant of each moment."""
     seen: dict[_Run, _Segment] = {}
     segments = []
-    for _moment, run in _runs(tape):
+    for _moment, run in runs(tape):
         if run not in seen:
             seen[run] = _segment(tape, run)
         segments.append(seen[run])
@@ -48,7 +48,7 @@ def replay(tape: Tape) -> Replayed:
 def timeline(tape: Tape) -> Iterator[tuple[str, str, str, int]]:
     """Every storage taken and given back in the step of the whole model, in order: the moment (with the number of the
     unit, which is the layer's where layers are units), category, module, and bytes."""
-    for moment, run in _runs(tape):
+    for moment, run in runs(tape):
         for index, times in run:
             category, module = tape.keys[tape.owners[index]]
             for _each in range(times):
@@ -59,7 +59,7 @@ def timeline(tape: Tape) -> Iterator[tuple[str, str, str, int]]:
 _Run = tuple[tuple[int, int], ...]
 
 
-def _runs(tape: Tape) -> list[tuple[str, _Run]]:
+def runs(tape: Tape) -> list[tuple[str, _Run]]:
     """The changes of each moment of the whole model."""
     named: dict[str, list[int]] = {name: [] for name in tape.segments}
     for index, place in enumerate(tape.places):

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from memcore.trace.recorder import Change
-from memcore.trace.tape import GRADIENTS, HOST, Tape
+from memcore.trace.tape import GRADIENTS, HOST, KIND_ALONE, Tape
 
 
 def tape_of(
@@ -26,12 +26,14 @@ def tape_of(
     segments: dict[str, int] = {}
     keys: dict[tuple[str, str], int] = {}
     born: dict[int | None, int] = {}
-    columns: list[tuple[int, int, int, bool, int]] = []
+    storages = _Storages()
+    columns: list[tuple[int, int, int, bool, int, int, int]] = []
 
-    def add(change: Change, key: tuple[str, str], size: int) -> None:
+    def add(change: Change, key: tuple[str, str], size: int, storage: int) -> None:
         place = segments.setdefault(change.segment, len(segments))
         birth = place if change.storage is None else born.setdefault(change.storage, place)
-        columns.append((place, keys.setdefault(key, len(keys)), birth, change.rounded, size))
+        owner = keys.setdefault(key, len(keys))
+        columns.append((place, owner, birth, change.rounded, storage, change.stream, size))
 
     for index, change in enumerate(changes):
         number = change.storage
@@ -39,14 +41,14 @@ def tape_of(
             continue
         if index == forward_changes:
             for early in [each for each in changes[:index] if each.storage in states]:
-                add(early, owners[early.storage or 0], -early.num_bytes)
-                add(early, states[early.storage or 0], early.num_bytes)
+                add(early, owners[early.storage or 0], -early.num_bytes, KIND_ALONE)
+                add(early, states[early.storage or 0], early.num_bytes, KIND_ALONE)
         if number is None:
-            add(change, ("temporary", change.module), change.num_bytes)
+            add(change, ("temporary", change.module), change.num_bytes, storages.of(change))
         else:
             state = states.get(number) if index >= forward_changes else None
-            add(change, state or owners[number], change.num_bytes)
-    places, numbers, births, rounded, sizes = zip(*columns, strict=True)
+            add(change, state or owners[number], change.num_bytes, storages.of(change))
+    places, numbers, births, rounded, which, streams, sizes = zip(*columns, strict=True)
     return Tape(
         segments=tuple(segments),
         keys=tuple(keys),
@@ -54,9 +56,37 @@ def tape_of(
         owners=numbers,
         born=births,
         rounded=rounded,
+        storages=which,
+        streams=streams,
         changes=sizes,
         **about,
     )
+
+
+class _Storages:
+    """Numbers for storages, by first appearance; what an operation takes for a moment has one of its own."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, int] = {}
+        self._for_a_moment: list[tuple[int, int]] = []
+        self._next = 0
+
+    def of(self, change: Change) -> int:
+        """The number of the storage that a change takes or gives back."""
+        if change.storage is not None:
+            if change.storage not in self._numbers:
+                self._numbers[change.storage] = self._new()
+            return self._numbers[change.storage]
+        if change.num_bytes > 0:
+            self._for_a_moment.append((self._new(), change.num_bytes))
+            return self._for_a_moment[-1][0]
+        taken = next(each for each in self._for_a_moment if each[1] == -change.num_bytes)
+        self._for_a_moment.remove(taken)
+        return taken[0]
+
+    def _new(self) -> int:
+        self._next += 1
+        return self._next - 1
 
 
 def _owners(changes: Sequence[Change]) -> dict[int, tuple[str, str]]:

@@ -14,6 +14,8 @@ GRADIENTS = "gradients"
 GATHERED, REDUCED = "gathered", "reduced"
 # On the host: not on a tape.
 HOST = "host"
+# In place of a storage's number, where nothing is taken or given back.
+KIND_ALONE = -1
 CATEGORIES = ("saved", "recomputed", "temporary", "loss", "weight_casts", GATHERED, REDUCED)
 
 
@@ -24,7 +26,9 @@ class Tape:
     `places[i]` is the place of change i in `segments`, which are named "before", "forward p", "loss" and "backward
     p" for the p-th unit that ran, and "reduce" for what an engine that shards reduces last; `owners[i]` its place in
     `keys`, pairs of category and module; `born[i]` the place of the segment in which the storage was taken.
-    `rounded[i]`: its bytes follow the sequence length rounded up to a kernel's block.
+    `rounded[i]`: its bytes follow the sequence length rounded up to a kernel's block. `storages[i]` numbers the storage
+    that change i takes or gives back, -1 where a storage only changes its kind; `streams[i]` the stream that it is
+    taken on.
 
     A unit is what is recomputed together: a layer, or a segment of layers. `order[i]` is the unit that ran which
     unit i of the model is like, `unit_sizes[i]` the layers in it. `optimizer_step_bytes` is what the optimizer makes
@@ -38,6 +42,8 @@ class Tape:
     owners: tuple[int, ...]
     born: tuple[int, ...]
     rounded: tuple[bool, ...]
+    storages: tuple[int, ...]
+    streams: tuple[int, ...]
     changes: tuple[int, ...]
     order: tuple[int, ...]
     unit_sizes: tuple[int, ...]

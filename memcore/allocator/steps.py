@@ -1,0 +1,145 @@
+"""Training steps through the allocator: what it reserves once they repeat themselves.
+
+What is there before the first step comes first, tensor by tensor. Then in each step the traced storages are taken and
+given back in their order, with what the engine has beside them as blocks at their moments; the optimizer's states come
+with the first update and stay, and what it makes for a moment comes with each.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from memcore.allocator.caching import Block, CachingAllocator
+from memcore.allocator.expandable import ExpandableAllocator
+from memcore.trace.storages import Event
+
+# The first makes the optimizer's states, the second finds room beside them, the third what the second left.
+STEPS = 3
+
+Moments = Sequence[tuple[str, Sequence[Event]]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What a run asks of the allocator beside the traced storages, in bytes.
+
+    `resident`: tensors that are there before the first step. `workspaces`: what is taken at the first forward and at
+    the first backward, and kept. `levels`: for each of an engine's own terms what it has at each moment by name, 0
+    elsewhere. `states`: the optimizer's, in order; `update`: what each update makes, all at once where
+    `update_together`, else one after the other. `gradients_traced`: whether gradients are the trace's (else they are
+    among the levels). `micro_steps`: forwards and backwards of a step. `capacity`: what the device gives, None for no
+    end.
+    """
+
+    resident: tuple[int, ...]
+    workspaces: tuple[int, int] = (0, 0)
+    levels: tuple[Mapping[str, int], ...] = ()
+    states: tuple[int, ...] = ()
+    update: tuple[int, ...] = ()
+    update_together: bool = True
+    gradients_traced: bool = True
+    micro_steps: int = 1
+    expandable: bool = False
+    capacity: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reservation:
+    """What the allocator has reserved at the most, and what it counts as allocated at the most, in bytes: blocks, which
+    are rounded up. `overfull`: whether the device had less."""
+
+    reserved: int
+    allocated: int
+    overfull: bool
+
+
+def load_plan(data: Mapping[str, Any]) -> Plan:
+    """A plan from its JSON data."""
+    return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+
+
+def dump_plan(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON data."""
+    return asdict(plan)
+
+
+def reserve(plan: Plan, moments: Moments) -> Reservation:
+    """Run the plan's steps. `moments` are those of the trace, in order."""
+    kind = ExpandableAllocator if plan.expandable else CachingAllocator
+    run = _Run(plan=plan, allocator=kind(plan.capacity))
+    run.take(plan.resident)
+    for step in range(STEPS):
+        run.step(moments, first=not step)
+    allocator = run.allocator
+    return Reservation(
+        reserved=allocator.reserved_peak, allocated=allocator.allocated_peak, overfull=allocator.overfull
+    )
+
+
+@dataclass(slots=True)
+class _Run:
+    plan: Plan
+    allocator: CachingAllocator
+    _gradients: list[Block] = field(default_factory=list)
+    _levels: dict[int, list[Block]] = field(default_factory=dict)
+
+    def take(self, sizes: Iterable[int]) -> list[Block]:
+        return [self.allocator.allocate(size) for size in sizes if size]
+
+    def give_back(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self.allocator.release(block)
+
+    def step(self, moments: Moments, *, first: bool) -> None:
+        """Forwards and backwards, then the update."""
+        for micro_step in range(self.plan.micro_steps):
+            self._pass(moments, first=first and not micro_step, accumulates=micro_step > 0)
+        for name in ("optimizer[norm]", "optimizer[gradients]", "optimizer"):
+            self._set_levels(name)
+        if first:
+            self.take(self.plan.states)
+        self._update()
+        self.give_back(self._gradients)
+        self._gradients.clear()
+        self._set_levels("idle")
+
+    def _update(self) -> None:
+        if self.plan.update_together:
+            self.give_back(self.take(self.plan.update))
+            return
+        for size in self.plan.update:
+            self.give_back(self.take([size]))
+
+    def _pass(self, moments: Moments, *, first: bool, accumulates: bool) -> None:
+        blocks: dict[int, Block] = {}
+        allocate, release = self.allocator.allocate, self.allocator.release
+        backward = False
+        for name, events in moments:
+            if first and name == "forward[0]":
+                self.take(self.plan.workspaces[:1])
+            if first and not backward and name.startswith("backward"):
+                self.take(self.plan.workspaces[1:])
+                backward = True
+            self._set_levels(name)
+            for event in events:
+                if not event.num_bytes:
+                    release(blocks.pop(event.storage))
+                elif not event.gradient:
+                    blocks[event.storage] = allocate(event.num_bytes, event.stream)
+                elif self.plan.gradients_traced:
+                    block = allocate(event.num_bytes, event.stream)
+                    # A later micro-step's gradient is added to the first one's at once.
+                    release(block) if accumulates else self._gradients.append(block)
+        self.give_back(blocks.values())
+
+    def _set_levels(self, moment: str) -> None:
+        """Each of the engine's terms has its bytes of a moment: what comes is one block, what goes the newest."""
+        for number, by_moment in enumerate(self.plan.levels):
+            blocks = self._levels.setdefault(number, [])
+            change = by_moment.get(moment, 0) - sum(block.size for block in blocks)
+            while change < 0 and blocks:
+                block = blocks.pop()
+                change += block.size
+                self.allocator.release(block)
+            if change > 0:
+                blocks.append(self.allocator.allocate(change))
