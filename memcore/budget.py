@@ -12,27 +12,24 @@ from typing import Any
 
 from memcore.accuracy.band import Band, band_for
 from memcore.activations import activation_terms, has_form
+from memcore.allocator import Plan, Reservation, dump_plan, load_reservation, reservation_plan
 from memcore.engines import ENGINE_TERMS, Inputs, start_peak
 from memcore.errors import UserError
 from memcore.experts import separated
 from memcore.hardware import Accelerator, accelerator
 from memcore.i18n import gettext as _
+from memcore.ladder import Ladder, ladder_of, runtime_bytes
 from memcore.models import Inventory, catalogue_inventory, catalogue_model, load_inventory
 from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
-from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline
+from memcore.terms import Category, Formula, Phase, Term, Timeline, product, step_timeline
 from memcore.trace.profile import ActivationProfile, load_profile
 from memcore.trace.request import OWN_TENSORS, trace_request
 from memcore.trace.terms import SHARDED_TERMS, profile_terms, settle_states
-from memcore.units import GIB, MIB, round_up
 from memcore.zero import Accounting, Communication, HostMemory, account, communication, host_memory
 
-# PyTorch's caching allocator takes memory from the device in multiples of this for requests of 10 MiB and
-# more (torch 2.13, c10/cuda/CUDACachingAllocator.h, kRoundLarge).
-SEGMENT_BYTES = 2 * MIB
-# CUDA context and NCCL buffers, where no public log of this device gives them: between 0.3 and 1.5 GiB
-# in the logs of other devices.
-RUNTIME_BYTES = GIB
+# Threads with a cuBLAS handle, and so a workspace: the training loop's and autograd's.
+NUM_WORKSPACES = 2
 
 
 class Verdict(StrEnum):
@@ -57,7 +54,8 @@ class Evidence:
     `inventory`: the counted parameters of an uploaded config. `config_defaults`: class defaults that
     counting filled in, by dotted name. `quantised_as`: how the config's checkpoint is stored, if packed.
     `profile`: a trace of the model's activations and loss, which then takes the closed forms' place;
-    `untraced`: where one was asked for and could not be had, one sentence that says why.
+    `untraced`: where one was asked for and could not be had, one sentence that says why. `reservation`: what the
+    allocator reserved where the trace's storages went through it, as `plan` says.
     """
 
     inventory: Inventory | None = None
@@ -65,25 +63,11 @@ class Evidence:
     quantised_as: str | None = None
     profile: ActivationProfile | None = None
     untraced: str = ""
+    plan: Plan | None = None
+    reservation: Reservation | None = None
 
 
 FORMULAS = Evidence()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ladder:
-    """The figures that users confuse, apart, in bytes: what tensors take at the peak, what the allocator
-    has then reserved at the least, what nvidia-smi shows, and what the card can give."""
-
-    allocated: int
-    reserved: int
-    runtime: Term
-    usable: int
-
-    @property
-    def device(self) -> int:
-        """Reserved, and what lies outside the allocator: what nvidia-smi shows for the process."""
-        return self.reserved + self.runtime.largest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +146,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     found = (*_engine_terms(inputs, evidence.profile), *layers, *_workspace(device))
     terms = tuple(term for term in found if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
-    ladder = _ladder(terms, totals, device)
+    ladder = ladder_of(terms, totals, device, _reservation(inputs, terms, device, evidence))
     return Budget(
         scenario=scenario,
         device=device,
@@ -232,11 +216,11 @@ def _band(scenario: Scenario, profile: ActivationProfile | None, layers: list[Te
 
 def judge(ladder: Ladder, band_percent: int) -> Verdict:
     """Fits where even the band's upper end fits, does not where even its lower end does not. The band is a share of
-    what the allocator holds."""
-    band = ladder.reserved * band_percent // 100
-    if ladder.device + band <= ladder.usable:
+    what the allocator must hold."""
+    band = ladder.held * band_percent // 100
+    if ladder.needed + band <= ladder.usable:
         return Verdict.FITS
-    return Verdict.UNCERTAIN if ladder.device - band <= ladder.usable else Verdict.DOES_NOT_FIT
+    return Verdict.UNCERTAIN if ladder.needed - band <= ladder.usable else Verdict.DOES_NOT_FIT
 
 
 def inventory_for(model: Model, evidence: Evidence) -> Inventory | None:
@@ -267,35 +251,33 @@ def _bare_count(model: Model) -> int:
 
 
 def _workspace(device: Accelerator) -> list[Term]:
+    """A workspace for each of the two threads that multiply matrices: the training loop's, and autograd's."""
     num_bytes = device.cublas_workspace_bytes
     return [
         Term(
             name="cublas_workspace",
             category=Category.WORKSPACE,
-            bytes_at=num_bytes,
-            formula=Formula(symbols="W", numbers=product(num_bytes)),
-            source="torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize",
+            bytes_at=NUM_WORKSPACES * num_bytes,
+            formula=Formula(symbols="2\\,W", numbers=product(NUM_WORKSPACES, num_bytes)),
+            source="torch 2.13, aten/src/ATen/cuda/CublasHandlePool.cpp, parseChosenWorkspaceSize, and "
+            "getCurrentCUDABlasHandle: each thread has a handle of its own",
         )
     ]
 
 
-def _ladder(terms: tuple[Term, ...], totals: tuple[int, ...], device: Accelerator) -> Ladder:
-    peak = totals.index(max(totals))
-    measured = device.runtime_outside_allocator_bytes
-    runtime = Term(
-        name="runtime",
-        category=Category.RUNTIME,
-        bytes_at=RUNTIME_BYTES if measured is None else measured,
-        formula=Formula(symbols="C", numbers=product(RUNTIME_BYTES if measured is None else measured)),
-        source=device.runtime_source or "assumed: 0.3 to 1.5 GiB in public logs of other devices",
-        evidence=EvidenceKind.FORMULA if measured is None else EvidenceKind.MEASURED,
-    )
-    return Ladder(
-        allocated=totals[peak],
-        reserved=sum(round_up(term.at(peak), SEGMENT_BYTES) for term in terms),
-        runtime=runtime,
-        usable=device.usable_bytes,
-    )
+def _plan(inputs: Inputs, terms: tuple[Term, ...], device: Accelerator) -> Plan:
+    """What the scenario asks of the allocator, which has what the card gives but for what lies outside it."""
+    outside = runtime_bytes(device)
+    return reservation_plan(inputs, terms, device, max(0, device.usable_bytes - outside))
+
+
+def _reservation(
+    inputs: Inputs, terms: tuple[Term, ...], device: Accelerator, evidence: Evidence
+) -> Reservation | None:  # fmt: skip
+    """What the evidence says the allocator reserved, where it was asked this very question."""
+    if evidence.profile is None or evidence.plan is None or evidence.plan != _plan(inputs, terms, device):
+        return None
+    return evidence.reservation
 
 
 def _missing(scenario: Scenario, inventory: Inventory | None, layers: list[Term]) -> tuple[Missing, ...]:
@@ -332,6 +314,18 @@ def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evide
     if isinstance(request, str):
         return replace(evidence, untraced=request)
     try:
-        return replace(evidence, profile=load_profile(ask("trace", request)))
+        traced_evidence = replace(evidence, profile=load_profile(ask("trace", request)))
     except UserError as error:
         return replace(evidence, untraced=str(error))
+    return _reserved(scenario, traced_evidence, request, ask)
+
+
+def _reserved(scenario: Scenario, evidence: Evidence, request: dict[str, Any], ask: Ask) -> Evidence:
+    """The evidence with what the allocator reserves when the trace's storages go through it."""
+    budget = predict(scenario, evidence)
+    inputs = Inputs(
+        scenario=scenario, states=budget.states, inventory=budget.inventory, timeline=budget.timeline
+    )  # fmt: skip
+    plan = _plan(inputs, budget.terms, budget.device)
+    found = ask("reserve", {"trace": request, "plan": dump_plan(plan)})
+    return replace(evidence, plan=plan, reservation=load_reservation(found))

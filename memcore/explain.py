@@ -11,6 +11,7 @@ from memcore.compare import PhasePair
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
+from memcore.ladder import Ladder
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import State
@@ -249,6 +250,28 @@ def headroom(budget: Budget) -> int:
     return budget.ladder.usable - budget.ladder.device
 
 
+def reserved_label(ladder: Ladder) -> str:
+    """What the figure of reserved memory is, as a label."""
+    if ladder.reservation is None:
+        return _("Reserved by the allocator, at least")
+    return _("Reserved by the allocator, after some steps")
+
+
+def device_label(ladder: Ladder) -> str:
+    """The same of what nvidia-smi shows."""
+    return _("What nvidia-smi shows, at least") if ladder.reservation is None else _("What nvidia-smi shows")
+
+
+def reserved_help(ladder: Ladder) -> str:
+    """What is in the figure of reserved memory, as a sentence."""
+    if ladder.reservation is None:
+        return _("The same in the allocator's 2 MiB segments; fragmentation comes on top.")
+    return _(
+        "What PyTorch's allocator holds after some steps, from every block of the trace: "
+        "torch.cuda.max_memory_reserved. Where the card is full it gives back what it keeps."
+    )
+
+
 def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
     """The verdict in words: what is needed, what there is, and which phase binds."""
     sentences: dict[Verdict, Callable[[], str]] = {
@@ -262,7 +285,7 @@ def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
         ),
     }
     sentence = sentences[budget.verdict]().format(
-        need=format_bytes(budget.ladder.device, unit),
+        need=format_bytes(budget.ladder.needed, unit),
         usable=format_bytes(budget.ladder.usable, unit),
         gpu=budget.scenario.hardware.gpu,
         phase=_(PHASE_LABELS[budget.binding_phase]),

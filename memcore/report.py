@@ -8,9 +8,10 @@ from dataclasses import asdict
 from typing import Any
 
 from memcore.alive import alive_by_module
-from memcore.budget import Budget, Ladder
+from memcore.budget import Budget
 from memcore.compare import beside_closed_form, closed_form
 from memcore.ds_config import Reading
+from memcore.ladder import Ladder
 from memcore.models import Block, CatalogueModel, Inventory, Role, Tensor, catalogue_inventory, catalogue_model
 from memcore.recipes import DType
 from memcore.scenario import scenario_data
@@ -180,6 +181,8 @@ def _ladder(ladder: Ladder, budget: Budget) -> dict[str, Any]:
     return {
         "allocated_bytes": ladder.allocated,
         "reserved_bytes": ladder.reserved,
+        "reserved_evidence": ladder.reserved_evidence.value,
+        "reserved_source": ladder.reserved_source,
         "runtime_bytes": ladder.runtime.largest,
         "runtime_evidence": ladder.runtime.evidence.value,
         "runtime_source": ladder.runtime.source,

@@ -16,8 +16,10 @@ from memcore.explain import (
     about_trace,
     alive_rows,
     assumptions,
+    device_label,
     difference,
     explain_term,
+    reserved_label,
     term_label,
     verdict_sentence,
 )
@@ -88,14 +90,19 @@ def _ladder_table(budget: Budget, unit: ByteUnit, sources: _Sources) -> str:
     rows = [
         (_("From tensors to the card"), _("Bytes"), _("Evidence"), _("Source")),
         (_("Allocated at the peak, the sum of all terms"), format_bytes(ladder.allocated, unit), "", ""),
-        (_("Reserved by the allocator, at least"), format_bytes(ladder.reserved, unit), "", ""),
+        (
+            reserved_label(ladder),
+            format_bytes(ladder.reserved, unit),
+            _(EVIDENCE_LABELS[ladder.reserved_evidence]),
+            sources.mark(ladder.reserved_source),
+        ),
         (
             term_label(runtime.name),
             format_bytes(runtime.largest, unit),
             _(EVIDENCE_LABELS[runtime.evidence]),
             sources.mark(runtime.source),
         ),
-        (_("What nvidia-smi shows, at least"), format_bytes(ladder.device, unit), "", ""),
+        (device_label(ladder), format_bytes(ladder.device, unit), "", ""),
         (
             _("What the card can give ({gpu})").format(gpu=device.label),
             format_bytes(ladder.usable, unit),

@@ -20,10 +20,7 @@ from hypothesis import strategies as st
 
 from memcore.budget import (
     FORMULAS,
-    RUNTIME_BYTES,
-    SEGMENT_BYTES,
     Budget,
-    Ladder,
     Missing,
     Verdict,
     evidence_for,
@@ -33,6 +30,7 @@ from memcore.budget import (
 from memcore.errors import UserError
 from memcore.hardware import accelerator, accelerators
 from memcore.jobs.tasks import TASKS, load_task
+from memcore.ladder import RUNTIME_BYTES, SEGMENT_BYTES, Ladder
 from memcore.models import catalogue, catalogue_inventory, dump_inventory
 from memcore.recipes import ConventionName
 from memcore.scenario import parse_scenario

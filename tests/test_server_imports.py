@@ -19,7 +19,14 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("torch", "transformers", "bitsandbytes", "peft", "accelerate", "deepspeed", "datasets")
 # The only modules that may import them: a module, or all of a package. They run in workers and scripts.
-WORKER_ONLY = ("memcore.counting", "memcore.hub", "memcore.trace", "memcore.bench.worker", "memcore.verify.worker")
+WORKER_ONLY = (
+    "memcore.counting",
+    "memcore.hub",
+    "memcore.trace",
+    "memcore.allocator.task",
+    "memcore.bench.worker",
+    "memcore.verify.worker",
+)
 # Importing it runs the command line.
 NEVER_IMPORTED = ("memcore.__main__",)
 

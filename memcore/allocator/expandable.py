@@ -127,7 +127,9 @@ class ExpandableAllocator(CachingAllocator):
             holes.remove(other)
             block.size += other.size
             block.address = min(block.address, other.address)
-            _link(other.before, block, block.after) if other is block.before else _link(block.before, block, other.after)
+            _link(other.before, block, block.after) if other is block.before else _link(
+                block.before, block, other.after
+            )
         holes.append(block)
         holes.sort(key=lambda each: each.address)
 

@@ -55,12 +55,18 @@ class Reservation:
 
 def load_plan(data: Mapping[str, Any]) -> Plan:
     """A plan from its JSON data."""
-    return Plan(**{name: tuple(value) if isinstance(value, list) else value for name, value in data.items()})
+    columns: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in data.items()}
+    return Plan(**columns)
 
 
 def dump_plan(plan: Plan) -> dict[str, Any]:
     """A plan as JSON data."""
     return asdict(plan)
+
+
+def load_reservation(data: Mapping[str, Any]) -> Reservation:
+    """A reservation from its JSON data."""
+    return Reservation(**data)
 
 
 def reserve(plan: Plan, moments: Moments) -> Reservation:

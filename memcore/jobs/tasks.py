@@ -17,6 +17,7 @@ TASKS: Mapping[str, str] = {
     "count_config": "memcore.counting:count_config",
     "device": "memcore.bench.worker.device:device_task",
     "fetch_config": "memcore.hub:fetch_config",
+    "reserve": "memcore.allocator.task:reserve_task",
     "measure": "memcore.bench.worker.measure:measure_task",
     "trace": "memcore.trace.task:trace_task",
     "trace_events": "memcore.trace.task:events_task",

@@ -95,11 +95,14 @@ def _node_size(gpus: int) -> int:
 
 
 class Hardware(Part):
-    """`gpu`: a name of the accelerator catalogue. `gpus`: all of them. `gpus_per_node`: at most 8 by default."""
+    """`gpu`: a name of the accelerator catalogue. `gpus`: all of them. `gpus_per_node`: at most 8 by default.
+    `expandable_segments`: PyTorch's option of that name (PYTORCH_CUDA_ALLOC_CONF), which decides what its allocator
+    reserves."""
 
     gpu: str = "H100-80GB"
     gpus: Degree = 1
     gpus_per_node: Degree = Field(default_factory=lambda data: _node_size(data.get("gpus", 1)))
+    expandable_segments: bool = False
 
     @model_validator(mode="after")
     def _whole_nodes(self) -> Self:

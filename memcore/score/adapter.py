@@ -19,7 +19,7 @@ def scenario_of(run: Run) -> Scenario:
     return parse_scenario(
         {
             "model": {"config": dict(run.model.config), "experts": _experts(run), "code": _code(run)},
-            "hardware": {"gpu": run.hardware.gpu, "gpus": run.hardware.gpus},
+            "hardware": _hardware(run),
             "parallelism": _parallelism(run),
             "engine_config": _engine_config(run),
             "recipe": _recipe(run),
@@ -47,6 +47,11 @@ def _experts(run: Run) -> str:
 def _code(run: Run) -> str:
     """Whose code computed the model: litgpt has its own."""
     return "litgpt" if run.software.get("framework") == "litgpt" else "transformers"
+
+
+def _hardware(run: Run) -> dict[str, Any]:
+    expandable = bool((run.engine_config or {}).get("expandable_segments"))
+    return {"gpu": run.hardware.gpu, "gpus": run.hardware.gpus, "expandable_segments": expandable}
 
 
 def _parallelism(run: Run) -> dict[str, Any]:

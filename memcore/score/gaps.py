@@ -75,7 +75,7 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     EngineName.DDP: {"ddp_bucket_cap_mb": 25},  # torch 2.13, nn/parallel/distributed.py: the default
 }
 _IMPLIED_ANYWHERE: dict[str, Any] = {
-    "expandable_segments": _ANY,  # how the allocator lays out what it reserves: the ladder has the least of it
+    "expandable_segments": _ANY,  # of the hardware in a scenario
     "fp8_all_gather": False,
     "async_tp": False,
     "overlap_grad_reduce": False,

@@ -6,6 +6,7 @@ each unit has a number of its own, as an allocator needs it.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from memcore.trace.replay import runs
 from memcore.trace.tape import GRADIENTS, KIND_ALONE, Tape
@@ -37,7 +38,24 @@ def events(tape: Tape) -> Iterator[tuple[str, list[Event]]]:
         yield moment, layout.moment(moment, run)
 
 
+def by_layer(tape: Tape) -> list[tuple[str, list[Event]]]:
+    """The same by the step's own moments (:func:`memcore.terms.step_timeline`): a unit's by its first layer in the
+    forward, by its last in the backward."""
+    firsts = list(accumulate(tape.unit_sizes, initial=0))
+
+    def label(moment: str) -> str:
+        phase, _bracket, rest = moment.partition("[")
+        if not rest:
+            return "backward[reduce]" if phase == "reduce" else phase
+        unit = int(rest[:-1])
+        return f"{phase}[{firsts[unit] if phase == 'forward' else firsts[unit + 1] - 1}]"
+
+    return [(label(moment), found) for moment, found in events(tape)]
+
+
 class _Layout:
+    """Lays the traced units out, and knows which storages are alive."""
+
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._units: dict[int, list[int]] = {}
@@ -80,7 +98,7 @@ class _Layout:
     def _meant(self, storage: int, phase: str, place: int | None, times: int) -> list[tuple[int, int]]:
         """The storages that a change gives back in the unit at `place`: the traced one, or in a repeated unit the one
         that stands in its stead; those of all units where it counts as often."""
-        (born, unit), gone = self._lives[storage].born, self._lives[storage].gone
+        unit, gone = self._lives[storage].born[1], self._lives[storage].gone
         if unit < 0 or gone is None:
             keys = [(storage, 0)]
         elif place is None or gone[1] < 0:

@@ -5,7 +5,7 @@ import streamlit as st
 from memcore.accuracy.scored import ScoredRun, source_link
 from memcore.accuracy.words import METRIC_LABELS, band_sentence, error_text, nearest_runs, run_label
 from memcore.budget import Budget
-from memcore.explain import explain_term, remedy, term_label
+from memcore.explain import explain_term, remedy, reserved_help, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.questions import QUESTIONS, Question
@@ -83,9 +83,9 @@ def _answer(budget: Budget, unit: ByteUnit) -> None:
                 _("What tensors take at the peak: torch.cuda.max_memory_allocated."),
             ),
             (
-                _("Reserved, at least"),
+                _("Reserved, at least") if ladder.reservation is None else _("Reserved"),
                 format_bytes(ladder.reserved, unit),
-                _("The same in the allocator's 2 MiB segments; fragmentation comes on top."),
+                reserved_help(ladder),
             ),
             (
                 _("On the device"),

@@ -127,7 +127,12 @@ def scenario_from(values: Mapping[str, Any], base: Mapping[str, Any]) -> dict[st
     return {
         **{key: value for key, value in base.items() if key != "engine_config"},
         "model": _with_experts(_model(values), base.get("model", {})),
-        "hardware": {"gpu": values["w_gpu"], "gpus": gpus, "gpus_per_node": min(values["w_node"], gpus)},
+        "hardware": {
+            **base.get("hardware", {}),
+            "gpu": values["w_gpu"],
+            "gpus": gpus,
+            "gpus_per_node": min(values["w_node"], gpus),
+        },
         "parallelism": _parallelism(values, engine),
         "recipe": _recipe(values, engine, base.get("recipe", {})),
         "offload": _offload(values, engine),

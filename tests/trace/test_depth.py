@@ -125,6 +125,8 @@ def tape_of(segments: dict[str, list[tuple[int, int, bool]]], order: list[int]) 
         owners=tuple(key for _place, _size, key, _shared in rows),
         born=tuple(0 if shared else place for place, _size, _key, shared in rows),
         rounded=(False,) * len(rows),
+        storages=tuple(range(len(rows))),
+        streams=(0,) * len(rows),
         changes=tuple(size for _place, size, _key, _shared in rows),
         order=tuple(order),
         unit_sizes=(1,) * len(order),

@@ -1,0 +1,95 @@
+"""From a budget's terms to what a run asks of the allocator: which of them are tensors one by one, which are blocks."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, zip_longest
+
+from memcore.allocator.steps import Plan
+from memcore.engine_options import EngineName
+from memcore.engines.base import Inputs
+from memcore.engines.fsdp2_units import shard_values, trained_tensors
+from memcore.hardware import Accelerator
+from memcore.models import Tensor
+from memcore.states import is_quantised
+from memcore.terms import Category, Term, Timeline
+from memcore.trace.request import OWN_TENSORS
+from memcore.trace.terms import TRACED_TERMS
+
+# Micro-steps repeat themselves from the second on.
+_MOST_MICRO_STEPS = 3
+# What comes before the first update: a copy of the weights.
+_MASTER = "master_weights"
+
+
+def reservation_plan(inputs: Inputs, terms: Sequence[Term], device: Accelerator, capacity: int) -> Plan:
+    """The plan of a scenario whose step was traced. `capacity`: what the device gives the allocator, in bytes."""
+    own = inputs.scenario.parallelism.engine in OWN_TENSORS
+    sizes = _Sizes(inputs)
+    resident: list[int] = []
+    moments: list[tuple[int, ...]] = []
+    update: tuple[int, ...] = ()
+    levels: list[Mapping[str, int]] = []
+    for term in terms:
+        traced = term.name in TRACED_TERMS or term.category is Category.WORKSPACE
+        if traced or (own and term.category is Category.GRADIENTS):
+            continue
+        if own and term.category is Category.OPTIMIZER and term.name != _MASTER:
+            if isinstance(term.bytes_at, int):
+                moments.append(sizes.of(term.name, term.bytes_at))
+            elif term.name == "foreach_temporary":
+                update = sizes.of("gradients", term.largest)
+            else:
+                levels.append(_levels(term, inputs.timeline))
+        elif isinstance(term.bytes_at, int):
+            resident += sizes.of(term.name, term.bytes_at) if own else (term.bytes_at,)
+        else:
+            levels.append(_levels(term, inputs.timeline))
+    return Plan(
+        resident=tuple(resident),
+        workspaces=(device.cublas_workspace_bytes,) * 2,
+        levels=tuple(levels),
+        # One parameter's states after the other's.
+        states=tuple(size for size in chain.from_iterable(zip_longest(*moments, fillvalue=0)) if size),
+        update=update,
+        gradients_traced=own,
+        micro_steps=min(inputs.scenario.workload.grad_accum, _MOST_MICRO_STEPS),
+        expandable=inputs.scenario.hardware.expandable_segments,
+        capacity=capacity,
+    )
+
+
+def _levels(term: Term, timeline: Timeline) -> dict[str, int]:
+    return {moment.label: size for index, moment in enumerate(timeline) if (size := term.at(index))}
+
+
+class _Sizes:
+    """A state's tensors on one rank."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._states = {state.name: state for state in inputs.states.states}
+        ranks = inputs.ranks if inputs.scenario.parallelism.engine is EngineName.FSDP2 else 1
+        self._sets = [
+            (sum(tensor.numel for tensor in tensors), [shard_values(tensor, ranks) for tensor in tensors])
+            for tensors in _sets(inputs)
+        ]
+
+    def of(self, name: str, num_bytes: int) -> tuple[int, ...]:
+        """A term's bytes tensor by tensor, in proportion to their values; as one where they are not known."""
+        state = self._states.get(name)
+        values = next((each for whole, each in self._sets if state is not None and whole == state.elements), [])
+        total, done = sum(values), 0
+        sizes: list[int] = []
+        for value in values:
+            before = num_bytes * done // total
+            done += value
+            sizes.append(num_bytes * done // total - before)
+        return tuple(size for size in sizes if size) or (num_bytes,)
+
+
+def _sets(inputs: Inputs) -> Iterator[Sequence[Tensor]]:
+    """The sets of tensors that a state can be of."""
+    every = tuple(inputs.inventory.tensors()) if inputs.inventory else ()
+    packed = [tensor for tensor in every if is_quantised(tensor)]
+    yield trained_tensors(inputs)
+    yield every
+    yield packed
+    yield [tensor for tensor in every if not is_quantised(tensor)]

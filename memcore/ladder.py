@@ -1,0 +1,92 @@
+"""From what tensors take to what the card must give: the figures that users confuse, apart."""
+
+from dataclasses import dataclass
+
+from memcore.allocator import Reservation
+from memcore.hardware import Accelerator
+from memcore.terms import Category, EvidenceKind, Formula, Term, product
+from memcore.units import GIB, MIB, round_up
+
+# PyTorch's caching allocator takes memory from the device in multiples of this for requests of 10 MiB and
+# more (torch 2.13, c10/core/AllocatorConfig.h, kRoundLarge).
+SEGMENT_BYTES = 2 * MIB
+# CUDA context and NCCL buffers, where no public log of this device gives them: between 0.3 and 1.5 GiB
+# in the logs of other devices.
+RUNTIME_BYTES = GIB
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ladder:
+    """The figures that users confuse, apart, in bytes: what tensors take at the peak, what the allocator
+    has then reserved, what nvidia-smi shows, and what the card can give.
+
+    `reserved` is the least that holds the tensors, unless `reservation` says what it was in training steps."""
+
+    allocated: int
+    reserved: int
+    runtime: Term
+    usable: int
+    least_reserved: int | None = None
+    reservation: Reservation | None = None
+
+    @property
+    def device(self) -> int:
+        """Reserved, and what lies outside the allocator: what nvidia-smi shows for the process."""
+        return self.reserved + self.runtime.largest
+
+    @property
+    def reserved_evidence(self) -> EvidenceKind:
+        """Where the figure of what is reserved comes from."""
+        return EvidenceKind.FORMULA if self.reservation is None else EvidenceKind.TRACE
+
+    @property
+    def reserved_source(self) -> str:
+        """The same, as a source."""
+        if self.reservation is None:
+            return "torch 2.13, c10/core/AllocatorConfig.h, kRoundLarge: each term in whole segments"
+        return (
+            "the traced step's storages through a model of the allocator "
+            "(torch 2.13, c10/cuda/CUDACachingAllocator.cpp)"
+        )
+
+    @property
+    def held(self) -> int:
+        """The least that the allocator must have reserved: it gives back what else it keeps before it fails."""
+        return self.reserved if self.least_reserved is None else self.least_reserved
+
+    @property
+    def needed(self) -> int:
+        """The least that the card must give."""
+        return self.held + self.runtime.largest
+
+
+def runtime_bytes(device: Accelerator) -> int:
+    """What a process takes outside the allocator, in bytes: the CUDA context, and NCCL's buffers."""
+    measured = device.runtime_outside_allocator_bytes
+    return RUNTIME_BYTES if measured is None else measured
+
+
+def ladder_of(
+    terms: tuple[Term, ...], totals: tuple[int, ...], device: Accelerator, reservation: Reservation | None
+) -> Ladder:  # fmt: skip
+    """The ladder of a budget's terms; `reservation`: what the allocator reserved in training steps, where that is
+    known."""
+    peak = totals.index(max(totals))
+    least = sum(round_up(term.at(peak), SEGMENT_BYTES) for term in terms)
+    measured = device.runtime_outside_allocator_bytes
+    runtime = Term(
+        name="runtime",
+        category=Category.RUNTIME,
+        bytes_at=runtime_bytes(device),
+        formula=Formula(symbols="C", numbers=product(runtime_bytes(device))),
+        source=device.runtime_source or "assumed: 0.3 to 1.5 GiB in public logs of other devices",
+        evidence=EvidenceKind.FORMULA if measured is None else EvidenceKind.MEASURED,
+    )
+    return Ladder(
+        allocated=totals[peak],
+        reserved=least if reservation is None else max(reservation.reserved, totals[peak]),
+        runtime=runtime,
+        usable=device.usable_bytes,
+        least_reserved=least,
+        reservation=reservation,
+    )
