@@ -94,8 +94,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 KINDS = ("none", "full", "segments(2)", "every_nth(2)", "first(2)", "attention")
 
 
-def traced(config: dict[str, Any], **wanted: Any) -> ActivationProfile:
-    """The trace of a step, by default of 64 tokens in FP32 with flash attention on CPU kernels."""
+def requested(config: dict[str, Any], **wanted: Any) -> Request:
+    """What to trace of a step, by default of 64 tokens in FP32 with flash attention on CPU kernels."""
     defaults: dict[str, Any] = {
         "micro_batch": 1,
         "seq_len": 64,
@@ -105,4 +105,9 @@ def traced(config: dict[str, Any], **wanted: Any) -> ActivationProfile:
         "loss": "unfused",
         "kernels": "cpu",
     }
-    return trace(Request(config=config, **{**defaults, **wanted}))
+    return Request(config=config, **{**defaults, **wanted})
+
+
+def traced(config: dict[str, Any], **wanted: Any) -> ActivationProfile:
+    """The trace of a step, by default of 64 tokens in FP32 with flash attention on CPU kernels."""
+    return trace(requested(config, **wanted))

@@ -18,8 +18,8 @@ from memcore.allocator.caching import (
 )
 from memcore.units import round_up
 
-# More than any run maps: one segment is enough for a pool.
-_ENDLESS = 1 << 49
+# More than any run maps: one segment is enough for a pool. Whole granules, as a segment's first address is.
+_ENDLESS = LARGE_SEGMENT_BYTES << 25
 
 
 class ExpandableAllocator(CachingAllocator):

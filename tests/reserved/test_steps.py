@@ -1,0 +1,82 @@
+"""What training steps reserve: against published runs on real cards, and by small steps worked by hand.
+
+Run: pytest tests/reserved/test_steps.py
+
+fms-acceleration's benchmark (scripts/benchmarks/benchmark.py, get_peak_mem_usage_by_device_id) states the peak that
+nvidia-smi showed beside the exact peak of allocated bytes, less what the card showed before: what the allocator had
+reserved, and the CUDA context.
+"""
+
+from typing import Any
+
+import pytest
+from published import published_inventory, published_scenario
+
+from memcore.allocator.steps import Plan, dump_plan, load_plan, reserve
+from memcore.budget import evidence_for, predict
+from memcore.jobs.tasks import TASKS, load_task
+from memcore.trace.storages import Event
+from memcore.units import MIB
+
+
+def ask(task: str, payload: dict[str, Any]) -> Any:
+    return load_task(task, TASKS)(payload)
+
+
+@pytest.mark.parametrize(("batch", "allocated", "shown"), [(4, 20_169_870_848, 24_591), (8, 33_153_000_000, 41_237)])
+def test_powerlm_3b_lora_on_an_a100(measured_runs: dict[str, Any], batch: int, allocated: int, shown: int):
+    """A quarter more than tensors take, and all of it from the order in which blocks come and go."""
+    run = measured_runs["runs"][f"fms-a_granite-PowerLM-3b-none-lora-g1-b{batch}"]
+    assert run["measured"]["bytes"] == pytest.approx(allocated, rel=1e-4)
+    lora = {key: run["recipe"]["lora"][key] for key in ("rank", "targets", "dropout", "adapter_dtype")}
+    scenario = published_scenario(run, {"method": "lora", "lora": lora}, reentrant=True)
+    budget = predict(scenario, evidence_for(scenario, ask, traced=True))
+    assert budget.inventory == published_inventory(run)
+    assert budget.ladder.reserved > 1.2 * budget.ladder.allocated
+    # The context of an A100 is in the one and not in the other: 0.3 to 0.5 GiB.
+    assert shown - 600 < budget.ladder.reserved / MIB < shown
+
+
+def test_the_optimizers_states_come_between_the_first_steps():
+    """The first step's blocks are cut up for states that stay, so that the second needs new segments: 30 MiB in the
+    first, whose 20 free ones hold a state of 15 in the second."""
+    events = [("forward[0]", [Event(1, 30 * MIB)]), ("loss", []), ("backward[0]", [Event(1, 0)])]
+    without = reserve(Plan(resident=(20 * MIB,)), events)
+    assert without.reserved == without.allocated == 50 * MIB
+    with_states = reserve(Plan(resident=(20 * MIB,), states=(14 * MIB,)), events)
+    assert with_states.allocated == 64 * MIB
+    assert with_states.reserved == 80 * MIB
+
+
+def test_gradients_are_given_back_after_the_step():
+    events = [("forward[0]", []), ("backward[0]", [Event(1, 30 * MIB, gradient=True)])]
+    once = reserve(Plan(resident=()), events)
+    assert once.reserved == once.allocated == 30 * MIB
+    # Of a second micro-step the newest is beside the sum, and is given back at once.
+    twice = reserve(Plan(resident=(), micro_steps=2), events)
+    assert twice.reserved == twice.allocated == 60 * MIB
+    # Where they are the engine's own, the trace's are none.
+    assert reserve(Plan(resident=(), gradients_traced=False), events).reserved == 0
+
+
+def test_an_engines_terms_are_blocks_at_their_moments():
+    levels = ({"forward[0]": 40 * MIB, "backward[0]": 20 * MIB},)
+    events = [("forward[0]", []), ("loss", []), ("backward[0]", [])]
+    assert reserve(Plan(resident=(), levels=levels), events).allocated == 40 * MIB
+
+
+def test_two_threads_have_a_workspace_each():
+    """One at the first forward, one at the first backward: both in one segment of 20 MiB."""
+    found = reserve(Plan(resident=(), workspaces=(8_519_680,) * 2), [("forward[0]", []), ("backward[0]", [])])
+    assert (found.allocated, found.reserved) == (2 * 8_519_680, 20 * MIB)
+
+
+def test_a_card_that_is_too_small_is_said_to_be():
+    plan = Plan(resident=(20 * MIB,) * 3, capacity=50 * MIB)
+    assert reserve(plan, []).overfull
+    assert not reserve(Plan(resident=(20 * MIB,) * 2, capacity=50 * MIB), []).overfull
+
+
+def test_plans_survive_their_data():
+    plan = Plan(resident=(1, 2), levels=({"loss": 3},), states=(4,), expandable=True, capacity=5, micro_steps=2)
+    assert load_plan(dump_plan(plan)) == plan
