@@ -22,7 +22,7 @@ from memcore.ladder import Ladder, ladder_of, runtime_bytes
 from memcore.models import Inventory, catalogue_inventory, catalogue_model, load_inventory
 from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
-from memcore.terms import Category, Formula, Phase, Term, Timeline, product, step_timeline
+from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline
 from memcore.trace.profile import ActivationProfile, load_profile
 from memcore.trace.request import OWN_TENSORS, trace_request
 from memcore.trace.terms import SHARDED_TERMS, profile_terms, settle_states

@@ -7,6 +7,7 @@ c10/core/AllocatorConfig.h, test/test_cuda.py.
 """
 
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -187,7 +188,7 @@ def test_nothing_is_lost(steps: list[tuple[int, bool, int]], capacity: int | Non
             else:
                 alive.append(allocator.allocate(size, stream))
             spans = sorted((block.address, block.address + block.size) for block in alive)
-            assert all(end <= start for (_start, end), (start, _end) in zip(spans, spans[1:], strict=False))
+            assert all(end <= start for (_start, end), (start, _end) in pairwise(spans))
             assert allocator.allocated == sum(block.size for block in alive) <= allocator.reserved
         for block in alive:
             allocator.release(block)
