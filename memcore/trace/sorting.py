@@ -4,6 +4,7 @@ Worker processes only, like the recorder.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from memcore.trace.recorder import Change
@@ -21,6 +22,7 @@ def tape_of(
     in the forward, the first `forward_changes`, they are the loss's. `told`: categories and modules that are known of
     storages, those on the host left out. `about` are the tape's other fields."""
     owners = {**_owners(changes), **told}
+    changes = _casts_in_order(changes, owners)
     host = {number for number, (category, _module) in told.items() if category == HOST}
     states = dict.fromkeys(gradients, (GRADIENTS, ""))
     segments: dict[str, int] = {}
@@ -63,12 +65,25 @@ def tape_of(
     )
 
 
+def _casts_in_order(changes: Sequence[Change], owners: Mapping[int, tuple[str, str]]) -> list[Change]:
+    """The changes with autocast's copies, all of which it lets go at once, given back in the order of their making: its
+    own order is that of addresses, another in each run."""
+
+    def is_cast(change: Change) -> bool:
+        return change.num_bytes < 0 and owners.get(change.storage or 0, ("", ""))[0] == "weight_casts"
+
+    ordered: list[Change] = []
+    for casts, run in groupby(changes, is_cast):
+        ordered += sorted(run, key=lambda change: change.storage or 0) if casts else run
+    return ordered
+
+
 class _Storages:
     """Numbers for storages, by first appearance; what an operation takes for a moment has one of its own."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, int] = {}
-        self._for_a_moment: list[tuple[int, int]] = []
+        self._for_a_moment: list[int] = []
         self._next = 0
 
     def of(self, change: Change) -> int:
@@ -78,11 +93,10 @@ class _Storages:
                 self._numbers[change.storage] = self._new()
             return self._numbers[change.storage]
         if change.num_bytes > 0:
-            self._for_a_moment.append((self._new(), change.num_bytes))
-            return self._for_a_moment[-1][0]
-        taken = next(each for each in self._for_a_moment if each[1] == -change.num_bytes)
-        self._for_a_moment.remove(taken)
-        return taken[0]
+            self._for_a_moment.append(self._new())
+            return self._for_a_moment[-1]
+        # What operations take for a moment they give back in the same order.
+        return self._for_a_moment.pop(0)
 
     def _new(self) -> int:
         self._next += 1
