@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from memcore.accuracy.scored import Figure, ScoredRun
-from memcore.budget import Budget, Ladder, Verdict, judge
+from memcore.budget import Budget, Verdict, judge
+from memcore.ladder import Ladder
 from memcore.terms import EvidenceKind
 
 
@@ -55,6 +56,7 @@ def calibrated(budget: Budget, by: Calibration) -> Calibrated:
         budget.ladder,
         allocated=round(by.ratio * budget.ladder.allocated),
         reserved=round(by.ratio * budget.ladder.reserved),
+        least_reserved=round(by.ratio * budget.ladder.held),
     )
     return Calibrated(
         by=by, allocated=ladder.allocated, device=ladder.device, verdict=judge(ladder, budget.band.percent)

@@ -74,7 +74,8 @@ def _casts_in_order(changes: Sequence[Change], owners: Mapping[int, tuple[str, s
 
     ordered: list[Change] = []
     for casts, run in groupby(changes, is_cast):
-        ordered += sorted(run, key=lambda change: change.storage or 0) if casts else run
+        together = list(run)
+        ordered += sorted(together, key=lambda change: change.storage or 0) if casts else together
     return ordered
 
 
