@@ -9,7 +9,7 @@ from memcore.engines.base import Inputs
 from memcore.engines.fsdp2_units import shard_values, trained_tensors
 from memcore.hardware import Accelerator
 from memcore.models import Tensor
-from memcore.states import is_quantised
+from memcore.packing import is_packed, packing_of
 from memcore.terms import Category, Term, Timeline
 from memcore.trace.request import OWN_TENSORS
 from memcore.trace.terms import TRACED_TERMS
@@ -88,8 +88,8 @@ class _Sizes:
 def _sets(inputs: Inputs) -> Iterator[Sequence[Tensor]]:
     """The sets of tensors that a state can be of."""
     every = tuple(inputs.inventory.tensors()) if inputs.inventory else ()
-    packed = [tensor for tensor in every if is_quantised(tensor)]
+    packing = packing_of(inputs.scenario.recipe)
     yield trained_tensors(inputs)
     yield every
-    yield packed
-    yield [tensor for tensor in every if not is_quantised(tensor)]
+    yield [tensor for tensor in every if is_packed(tensor, packing)]
+    yield [tensor for tensor in every if not is_packed(tensor, packing)]
