@@ -30,6 +30,9 @@ FIGURES = {
 }
 
 
+_COMMIT = "commit-message"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoredRun:
     """A measured run beside its prediction, in bytes per GPU.
@@ -123,13 +126,15 @@ def published() -> Published:
 
 
 def source_link(source: str) -> str:
-    """The page that a source names: a file at a commit, or an issue. Empty where it names none.
+    """The page that a source names: a file at a commit, a commit, or an issue. Empty where it names none.
 
-    The published format's sources are ``owner/name@commit:path`` and ``owner/name#number``, on GitHub.
+    The published format's sources are ``owner/name@commit:path`` and ``owner/name#number``, on GitHub; the path
+    ``commit-message`` stands for the commit itself.
     """
     repository, at, rest = source.partition("@")
     if at:
         commit, colon, path = rest.partition(":")
-        return f"https://github.com/{repository}/blob/{commit}/{path}" if colon else ""
+        page = f"commit/{commit}" if path == _COMMIT else f"blob/{commit}/{path}"
+        return f"https://github.com/{repository}/{page}" if colon else ""
     repository, sign, number = source.partition("#")
     return f"https://github.com/{repository}/issues/{number}" if sign else ""

@@ -121,7 +121,9 @@ def run_label(run: ScoredRun) -> str:
 
 def error_text(error: float | None) -> str:
     """An error in per cent with its sign."""
-    return "-" if error is None else f"{error:+.1f}%".replace("-", "−")
+    if error is None:
+        return "-"
+    return "0.0%" if round(error, 1) == 0 else f"{error:+.1f}%".replace("-", "−")
 
 
 def calibration_sentence(budget: Budget, found: Calibrated, unit: ByteUnit) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 from memcore.accuracy.scored import ScoredRun
 from memcore.budget import Ask
+from memcore.i18n import gettext as _
 from memcore.score.rows import scored_run
 
 # A file of more is for the command line.
@@ -109,8 +110,12 @@ class RunningScores:
         score, row = scored_run(record, number, self._ask)
         with self._lock:
             self._done = number
+            reason = score.reason
             if row is not None and isinstance(record, Mapping):
-                self._rows.append(row)
-                self._kept[row.run_id] = record
-            if score.reason:
-                self._complaints.append(Complaint(run_id=score.run_id, reason=score.reason))
+                if row.run_id in self._kept:
+                    reason = _("A run of this id came before; this one is left out.")
+                else:
+                    self._rows.append(row)
+                    self._kept[row.run_id] = record
+            if reason:
+                self._complaints.append(Complaint(run_id=score.run_id, reason=reason))

@@ -68,7 +68,7 @@ def how_computed(explanations: Iterable[Explanation]) -> None:
 
 
 def terms_at_peak(budget: Budget, unit: ByteUnit) -> None:
-    """Every term with its share of the peak, which the shares add up to."""
+    """Every term with its share of the peak, which the shares add up to, and what the allocator holds for them."""
     rows = [
         {
             _("Term"): term_label(term.name),
@@ -77,8 +77,12 @@ def terms_at_peak(budget: Budget, unit: ByteUnit) -> None:
         }
         for term, share in budget.at_peak()
     ]
-    total = {_("Term"): _("Allocated at the peak, the sum of all terms"), _("Evidence"): ""}
-    rows.append({**total, _("At the peak"): format_bytes(budget.peak_bytes, unit)})
+    sums = {
+        _("Allocated at the peak, the sum of all terms"): budget.ladder.allocated,
+        _("Reserved by the allocator, at least"): budget.ladder.reserved,
+    }
+    for label, size in sums.items():
+        rows.append({_("Term"): label, _("At the peak"): format_bytes(size, unit), _("Evidence"): ""})
     text_table(rows, _("Every term at the peak"))
 
 

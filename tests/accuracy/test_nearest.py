@@ -45,6 +45,7 @@ def test_any_scenario_has_some_of_the_published_runs_beside_it():
     ("source", "link"),
     [
         ("owner/name@0abc123:docs/a.md", "https://github.com/owner/name/blob/0abc123/docs/a.md"),
+        ("owner/name@0abc123:commit-message", "https://github.com/owner/name/commit/0abc123"),
         ("owner/name#12", "https://github.com/owner/name/issues/12"),
         ("a note", ""),
         ("", ""),
@@ -63,4 +64,4 @@ def test_words():
         "Llama (7 B), PyTorch FSDP2, full training, 1 × 8,192 tokens, 8 × A100-80GB"
     )
     assert run_label(scored(engine="fsdp1", method="qlora")).startswith("small (7 B), PyTorch FSDP1, QLoRA")
-    assert [error_text(each) for each in (1.24, -3.0, None)] == ["+1.2%", "−3.0%", "-"]
+    assert [error_text(each) for each in (1.24, -3.0, -0.04, None)] == ["+1.2%", "−3.0%", "0.0%", "-"]

@@ -111,9 +111,9 @@ class TestScoreboard:
         at = change(view(state.PUBLISHED), w_published_run=run.run_id)
         table = next(each.value for each in at.table if "At the peak" in each.value.columns)
         assert len(table) > 3
-        assert (
-            table["At the peak"].iloc[-1].replace("\N{NO-BREAK SPACE}", " ") == f"{(run.predicted or 0) / 1e9:.2f} GB"
-        )
+        sizes = dict(zip(table["Term"], table["At the peak"], strict=True))
+        total = sizes["Allocated at the peak, the sum of all terms"].replace("\N{NO-BREAK SPACE}", " ")
+        assert total == format_bytes(run.predicted or 0, ByteUnit.GB)
         assert error_text(run.error_pct) in said(at)
         assert "https://github.com/" in said(at)
         at = at.button(key="published_adopt").click().run(timeout=TIMEOUT_S)

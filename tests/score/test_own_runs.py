@@ -107,6 +107,11 @@ class TestJob:
         assert all(each.reason.endswith(".") for each in found.complaints)
         assert set(found.records) == {row.run_id for row in found.rows}
 
+    def test_of_two_runs_of_one_id_the_second_is_said_to_be_left_out(self):
+        found = ended(RunningScores([made_up(), made_up(workload__micro_batch=4)], ask))
+        assert [row.micro_batch for row in found.rows] == [2]
+        assert [each.reason for each in found.complaints] == ["A run of this id came before; this one is left out."]
+
     def test_it_is_cancelled_between_two_records(self):
         asked, go_on = threading.Event(), threading.Event()
 
