@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from memcore.accuracy.band import Band, band_for
-from memcore.activations import activation_terms, has_form
+from memcore.activations import activation_terms, has_form, held_over
 from memcore.allocator import Plan, Reservation, dump_plan, load_reservation, reservation_plan
 from memcore.engines import ENGINE_TERMS, Inputs, start_peak
 from memcore.errors import UserError
@@ -143,7 +143,8 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     inputs = Inputs(scenario=scenario, states=states, inventory=inventory, timeline=timeline)
     layers = _layers(scenario, states, inventory, timeline, evidence.profile)
     band = _band(scenario, evidence.profile, layers)
-    found = (*_engine_terms(inputs, evidence.profile), *layers, *_workspace(device))
+    kept = held_over(scenario, states, inventory, timeline)
+    found = (*_engine_terms(inputs, evidence.profile), *layers, *kept, *_workspace(device))
     terms = tuple(term for term in found if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
     ladder = ladder_of(terms, totals, device, _reservation(inputs, terms, device, evidence))

@@ -112,6 +112,7 @@ def _check_recipe(scenario: "Scenario") -> None:
         raise refuse("model.experts", _("{field} is separate, which does nothing for a parameter count."))
     CONVENTIONS[recipe.convention].check_stage(scenario.parallelism.stage)
     _check_packing(scenario)
+    _check_last_loss(scenario)
     _check_autocast(scenario)
     _check_optimizer(scenario)
 
@@ -137,6 +138,18 @@ def _check_packing(scenario: "Scenario") -> None:
     if recipe.quantize_lm_head and scenario.workload.loss == "fused":
         message = _("{field} is set, but the fused loss reads the head's own weight, which is not there: it is packed.")
         raise refuse("recipe.quantize_lm_head", message)
+
+
+def _check_last_loss(scenario: "Scenario") -> None:
+    """Of a graph whose backward is done nothing is left but what functions keep as attributes."""
+    work, field = scenario.workload, "workload.last_loss_held"
+    if not work.last_loss_held:
+        return
+    if not scenario.recipe.keeps_packed_inputs:
+        raise refuse(field, _("{field} is set, which does nothing unless recipe.keeps_packed_inputs is."))
+    if work.checkpointing != "none":
+        message = _("{field} is set, which is predicted without checkpointing alone; it is {kind}.")
+        raise refuse(field, message, kind=work.checkpointing)
 
 
 def _check_autocast(scenario: "Scenario") -> None:

@@ -215,6 +215,8 @@ class Workload(Part):
     until the backward is done. `use_cache`: the output holds every layer's keys and values too, as for generation,
     until the loss is known; Hugging Face's classes switch that off where they recompute, but for GPTBigCode's of
     transformers 4.
+    `last_loss_held`: the loop's variables hold the last step's loss, and with it that step's graph, until the next loss
+    is there.
     `fused_kernels`: which of a layer's operations run as one kernel each, which keeps less and writes gradients in
     place: rmsnorm, rope (rotary embeddings), swiglu (a gated SiLU), lora (adapters on q_proj, k_proj, v_proj, o_proj).
     `compile`: each decoder layer is compiled by itself (torch.compile), with its checkpoint inside.
@@ -229,6 +231,7 @@ class Workload(Part):
     loss: Literal["unfused", "chunked", "fused"] = "unfused"
     logits_retained: bool = False
     use_cache: bool = False
+    last_loss_held: bool = False
     fused_kernels: tuple[Literal["rmsnorm", "rope", "swiglu", "lora"], ...] = ()
     compile: bool = False
 

@@ -135,6 +135,13 @@ def _offload(run: Run) -> dict[str, Any]:
     return {"optimizer": "cpu", "parameters": "cpu"} if away else {}
 
 
+def _last_loss_held(run: Run) -> bool:
+    """litgpt's loop holds its loss (finetune/lora.py, fit). Before its data loaders, the longest sample came first and
+    alone (October 2023: get_batch(..., longest_seq_ix if iter_num == 0)), with no step of its size before it."""
+    loaders = _code(run) == "litgpt" and run.software["date"] >= "2024-03"
+    return loaders and bool(_packing(run)["keeps_packed_inputs"]) and run.workload.checkpointing == "none"
+
+
 def _workload(run: Run) -> dict[str, Any]:
     work = run.workload
     saved = dict.fromkeys(SAVED[name] for name in work.sac_save or () if name in SAVED)
@@ -147,6 +154,7 @@ def _workload(run: Run) -> dict[str, Any]:
         "reentrant": work.checkpointing == "full_reentrant",
         "loss": LOSSES[work.loss],
         "logits_retained": work.logits_retained,
+        "last_loss_held": _last_loss_held(run),
         "use_cache": _is_transformers_4(run) and run.model.config.get("model_type") in CACHING,
         "compile": work.compile,
         "fused_kernels": work.fused_kernels,
