@@ -18,7 +18,7 @@ from memcore.errors import UserError
 from memcore.experts import separated
 from memcore.hardware import Accelerator, accelerator
 from memcore.i18n import gettext as _
-from memcore.ladder import Ladder, ladder_of, runtime_bytes
+from memcore.ladder import Ladder, ladder_of
 from memcore.models import Inventory, catalogue_inventory, catalogue_model, load_inventory
 from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
@@ -147,7 +147,8 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     found = (*_engine_terms(inputs, evidence.profile), *layers, *kept, *_workspace(device))
     terms = tuple(term for term in found if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
-    ladder = ladder_of(terms, totals, device, _reservation(inputs, terms, device, evidence))
+    reservation = _reservation(inputs, terms, device, evidence)
+    ladder = ladder_of(terms, totals, device, scenario.hardware.gpus, reservation)
     return Budget(
         scenario=scenario,
         device=device,
@@ -268,7 +269,7 @@ def _workspace(device: Accelerator) -> list[Term]:
 
 def _plan(inputs: Inputs, terms: tuple[Term, ...], device: Accelerator) -> Plan:
     """What the scenario asks of the allocator, which has what the card gives but for what lies outside it."""
-    outside = runtime_bytes(device)
+    outside = device.runtime(inputs.scenario.hardware.gpus).num_bytes
     return reservation_plan(inputs, terms, device, max(0, device.usable_bytes - outside))
 
 

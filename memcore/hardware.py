@@ -7,7 +7,7 @@ from importlib import resources
 
 from memcore.lookup import find
 from memcore.terms import EvidenceKind
-from memcore.units import MIB
+from memcore.units import GIB, MIB
 
 # Where no public log shows what a program can use, this share of the nominal memory is set aside. All such
 # cards have HBM, whose ECC takes none of it (GDDR6 loses 1/16 to ECC). The measured cards with HBM lie at or
@@ -29,9 +29,31 @@ class Link:
     source: str
 
 
+# CUDA context, and NCCL buffers, where no public log of a device gives them: between 0.3 and 1.5 GiB in the logs of
+# other devices.
+RUNTIME_BYTES = GIB
+# What one NCCL communicator of two ranks, and of more, takes outside PyTorch's allocator after an all-reduce. It grows
+# with channels, not with ranks (NVIDIA/nccl#986), and with each communicator.
+NCCL_PAIR_BYTES, NCCL_BYTES = 544 * MIB, 688 * MIB
+NCCL_SOURCE = "a communicator on 4 A100 with NVLink (NVIDIA/nccl#964): 544 MiB of two ranks, 688 MiB of more"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Runtime:
+    """What a process takes on a device outside PyTorch's allocator, in bytes."""
+
+    num_bytes: int
+    source: str
+    evidence: EvidenceKind
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """One accelerator as PyTorch sees one device. Memory in bytes, bandwidths in bytes per second."""
+    """One accelerator as PyTorch sees one device. Memory in bytes, bandwidths in bytes per second.
+
+    `runtime_outside_allocator_bytes` is from a log of a run on `runtime_gpus` GPUs, None where it does not say; the
+    `runtime_alone` figure is of one GPU, where that log is of several.
+    """
 
     name: str
     label: str
@@ -50,7 +72,25 @@ class Accelerator:
     link: Link
     runtime_outside_allocator_bytes: int | None
     runtime_source: str | None
+    runtime_gpus: int | None
+    runtime_alone_bytes: int | None
+    runtime_alone_source: str | None
     note: str | None
+
+    def runtime(self, gpus: int) -> Runtime:
+        """What a process of a run on so many GPUs takes outside the allocator: the CUDA context and, of several, NCCL's
+        buffers."""
+        measured, alone = self.runtime_outside_allocator_bytes, self.runtime_alone_bytes
+        if measured is None or self.runtime_source is None:
+            source = "assumed: 0.3 to 1.5 GiB in public logs of other devices"
+            return Runtime(num_bytes=RUNTIME_BYTES, source=source, evidence=EvidenceKind.FORMULA)
+        if gpus == 1 and alone is not None and self.runtime_alone_source is not None:
+            return Runtime(num_bytes=alone, source=self.runtime_alone_source, evidence=EvidenceKind.MEASURED)
+        if gpus == 1 or (self.runtime_gpus or 1) > 1 or self.vendor != "NVIDIA":
+            return Runtime(num_bytes=measured, source=self.runtime_source, evidence=EvidenceKind.MEASURED)
+        nccl = NCCL_PAIR_BYTES if gpus == 2 else NCCL_BYTES
+        source = f"{self.runtime_source}; and {NCCL_SOURCE}"
+        return Runtime(num_bytes=measured + nccl, source=source, evidence=EvidenceKind.MEASURED)
 
     @property
     def cublas_workspace_bytes(self) -> int:

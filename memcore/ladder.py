@@ -5,14 +5,11 @@ from dataclasses import dataclass
 from memcore.allocator import Reservation
 from memcore.hardware import Accelerator
 from memcore.terms import Category, EvidenceKind, Formula, Term, product
-from memcore.units import GIB, MIB, round_up
+from memcore.units import MIB, round_up
 
 # PyTorch's caching allocator takes memory from the device in multiples of this for requests of 10 MiB and
 # more (torch 2.13, c10/core/AllocatorConfig.h, kRoundLarge).
 SEGMENT_BYTES = 2 * MIB
-# CUDA context and NCCL buffers, where no public log of this device gives them: between 0.3 and 1.5 GiB
-# in the logs of other devices.
-RUNTIME_BYTES = GIB
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,27 +57,21 @@ class Ladder:
         return self.held + self.runtime.largest
 
 
-def runtime_bytes(device: Accelerator) -> int:
-    """What a process takes outside the allocator, in bytes: the CUDA context, and NCCL's buffers."""
-    measured = device.runtime_outside_allocator_bytes
-    return RUNTIME_BYTES if measured is None else measured
-
-
 def ladder_of(
-    terms: tuple[Term, ...], totals: tuple[int, ...], device: Accelerator, reservation: Reservation | None
+    terms: tuple[Term, ...], totals: tuple[int, ...], device: Accelerator, gpus: int, reservation: Reservation | None
 ) -> Ladder:  # fmt: skip
     """The ladder of a budget's terms; `reservation`: what the allocator reserved in training steps, where that is
     known."""
     peak = totals.index(max(totals))
     least = sum(round_up(term.at(peak), SEGMENT_BYTES) for term in terms)
-    measured = device.runtime_outside_allocator_bytes
+    found = device.runtime(gpus)
     runtime = Term(
         name="runtime",
         category=Category.RUNTIME,
-        bytes_at=runtime_bytes(device),
-        formula=Formula(symbols="C", numbers=product(runtime_bytes(device))),
-        source=device.runtime_source or "assumed: 0.3 to 1.5 GiB in public logs of other devices",
-        evidence=EvidenceKind.FORMULA if measured is None else EvidenceKind.MEASURED,
+        bytes_at=found.num_bytes,
+        formula=Formula(symbols="C", numbers=product(found.num_bytes)),
+        source=found.source,
+        evidence=found.evidence,
     )
     return Ladder(
         allocated=totals[peak],

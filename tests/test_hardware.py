@@ -51,6 +51,7 @@ def test_every_figure_has_its_source(name: str):
         (card.peak_dense_bf16_flops_per_s, card.peak_source),
         (card.memory_bytes_per_s, card.memory_source),
         (card.runtime_outside_allocator_bytes, card.runtime_source),
+        (card.runtime_alone_bytes, card.runtime_alone_source),
     ):
         assert (figure is None) == (source is None)
         assert figure is None or figure > 0
@@ -125,6 +126,19 @@ def test_pcie_rates_are_lanes_times_rate(entry: dict[str, Any]):
     pcie = entry["pcie"]
     transfers = {3: 8e9, 4: 16e9, 5: 32e9, 6: 64e9}[pcie["generation"]]
     assert pcie["bytes_per_s"] == pytest.approx(pcie["lanes"] * transfers * 128 / 130 / 8, rel=0.001)
+
+
+def test_nccl_comes_on_top_of_one_gpus_context():
+    """Logs of single GPUs have none: 544 MiB for a pair, 688 MiB for more (NVIDIA/nccl#964). A log of many has it."""
+    card = accelerator("H100-80GB")
+    alone = round(0.65 * GIB)
+    assert [card.runtime(gpus).num_bytes - alone for gpus in (1, 2, 8)] == pytest.approx(
+        [0, 544 * MIB, 688 * MIB], abs=1
+    )
+    a100 = accelerator("A100-80GB")
+    assert a100.runtime(1).num_bytes == accelerator("A100-40GB").runtime(1).num_bytes
+    assert a100.runtime(80).num_bytes == round(0.76 * GIB)
+    assert accelerator("H200-141GB").runtime(8).evidence is EvidenceKind.FORMULA
 
 
 @pytest.mark.parametrize(
