@@ -13,7 +13,7 @@ from memcore.recipes import CONVENTIONS, OTHER_TOOLS, ConventionName
 from memcore.scenario import parse_scenario
 from memcore.states import model_states
 from memcore.terms import Category, Phase
-from memcore.units import GB
+from memcore.units import GB, MIB
 from memcore.zero import account
 
 PSI = 7_000_000_000
@@ -146,8 +146,8 @@ def test_eight_40_gb_cards_train_7b_tightly_and_the_backward_binds():
     assert budget.peak_bytes > 38.5 * GB + 1.0 * GB
     peaks = {phase: budget.totals[index] for phase, index in budget.phase_peaks().items()}
     assert peaks[Phase.OPTIMIZER] < peaks[Phase.BACKWARD]
-    # "About 2 GB remain for everything else": 42.4 GB less the context and what the step takes.
-    assert 1.0 * GB < budget.ladder.usable - budget.ladder.device < 2.5 * GB
+    # "About 2 GB remain for everything else": 42.4 GB less the context and what the step takes. NCCL has 0.7 of them.
+    assert 1.0 * GB < budget.ladder.usable - budget.ladder.device + 688 * MIB < 2.5 * GB
 
 
 @pytest.mark.parametrize(("model", "ranks", "stage", "printed"), PAPER_CELLS)

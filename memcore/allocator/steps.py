@@ -69,12 +69,12 @@ def load_reservation(data: Mapping[str, Any]) -> Reservation:
     return Reservation(**data)
 
 
-def reserve(plan: Plan, moments: Moments) -> Reservation:
-    """Run the plan's steps. `moments` are those of the trace, in order."""
+def reserve(plan: Plan, moments: Moments, steps: int = STEPS) -> Reservation:
+    """Run some of the plan's steps. `moments` are those of the trace, in order."""
     kind = ExpandableAllocator if plan.expandable else CachingAllocator
     run = _Run(plan=plan, allocator=kind(plan.capacity))
     run.take(plan.resident)
-    for step in range(STEPS):
+    for step in range(steps):
         run.step(moments, first=not step)
     allocator = run.allocator
     return Reservation(
@@ -136,7 +136,11 @@ class _Run:
                     block = allocate(event.num_bytes, event.stream)
                     # A later micro-step's gradient is added to the first one's at once.
                     release(block) if accumulates else self._gradients.append(block)
-        self.give_back(blocks.values())
+        # A fused loss makes a gradient in the forward, where it is not known to be one.
+        if self.plan.gradients_traced and not accumulates:
+            self._gradients += blocks.values()
+        else:
+            self.give_back(blocks.values())
 
     def _set_levels(self, moment: str) -> None:
         """Each of the engine's terms has its bytes of a moment: what comes is one block, what goes the newest."""

@@ -15,7 +15,11 @@ from published import published_inventory, published_scenario
 from memcore.allocator.steps import Plan, dump_plan, load_plan, reserve
 from memcore.budget import evidence_for, predict
 from memcore.jobs.tasks import TASKS, load_task
-from memcore.trace.storages import Event
+from memcore.score.adapter import scenario_of
+from memcore.score.record import parse_run
+from memcore.trace.request import read_request
+from memcore.trace.storages import Event, by_layer
+from memcore.trace.task import kept_tape
 from memcore.units import MIB
 
 
@@ -37,6 +41,33 @@ def test_powerlm_3b_lora_on_an_a100(measured_runs: dict[str, Any], batch: int, a
     assert shown - 600 < budget.ladder.reserved / MIB < shown
 
 
+@pytest.mark.parametrize(
+    ("name", "first", "steady"),
+    [
+        ("titan-8b-2025-08", 42_799_349_105, 50_873_887_621),
+        ("titan-8b-reshard-never", 58_690_728_100, 66_765_266_616),
+    ],
+)
+def test_fsdp2_in_segments_that_grow(measured_runs: dict[str, Any], name: str, first: int, steady: int):
+    """torchtitan's Llama 3 8B on 8 H100, as it logged reserved memory at the first step and at later ones: blocks on
+    three streams, and states that come with the first update."""
+    run = parse_run(measured_runs["runs"][name])
+    assert run.measured.bytes == steady
+    assert [other["bytes"] for other in run.measured.others if other["when"] == "first_step"] == [first]
+    asked: dict[str, Any] = {}
+
+    def listen(task: str, payload: dict[str, Any]) -> Any:
+        asked[task] = payload
+        return ask(task, payload)
+
+    scenario = scenario_of(run)
+    ladder = predict(scenario, evidence_for(scenario, listen, traced=True)).ladder
+    assert ladder.reserved == pytest.approx(steady, rel=0.004)
+    assert ladder.held < 0.9 * steady
+    moments = by_layer(kept_tape(read_request(asked["reserve"]["trace"])))
+    assert reserve(load_plan(asked["reserve"]["plan"]), moments, steps=1).reserved == pytest.approx(first, rel=0.004)
+
+
 def test_the_optimizers_states_come_between_the_first_steps():
     """The first step's blocks are cut up for states that stay, so that the second needs new segments: 30 MiB in the
     first, whose 20 free ones hold a state of 15 in the second."""
@@ -55,6 +86,9 @@ def test_gradients_are_given_back_after_the_step():
     # Of a second micro-step the newest is beside the sum, and is given back at once.
     twice = reserve(Plan(resident=(), micro_steps=2), events)
     assert twice.reserved == twice.allocated == 60 * MIB
+    # A fused loss makes them in the forward.
+    early = [("forward[0]", [Event(1, 30 * MIB)]), ("backward[0]", [])]
+    assert reserve(Plan(resident=(), update=(MIB + 1,)), early).allocated > 31 * MIB
     # Where they are the engine's own, the trace's are none.
     assert reserve(Plan(resident=(), gradients_traced=False), events).reserved == 0
 
