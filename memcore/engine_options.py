@@ -12,6 +12,7 @@ class EngineName(StrEnum):
 
     SINGLE = "single"
     DDP = "ddp"
+    FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
     DEEPSPEED = "deepspeed"
 
@@ -36,6 +37,7 @@ class EngineOptions:
 ENGINE_OPTIONS = {
     EngineName.SINGLE: EngineOptions(label="single GPU"),
     EngineName.DDP: EngineOptions(label="PyTorch DDP", replicates=True),
+    EngineName.FSDP1: EngineOptions(label="PyTorch FSDP1", fixed_stage=3, shards=True),
     EngineName.FSDP2: EngineOptions(label="PyTorch FSDP2", fixed_stage=3, shards=True, replicates=True),
     EngineName.DEEPSPEED: EngineOptions(
         label="DeepSpeed",

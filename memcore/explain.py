@@ -65,6 +65,7 @@ TERM_LABELS = {
     "adapter_weights": mark("Adapter weights"),
     "secondary_weights": mark("Secondary weight copy (hpZ)"),
     "gradients": mark("Gradients"),
+    "unsharded_gradients": mark("Whole gradients that wait for the last micro-step"),
     "fp32_gradients": mark("FP32 gradients"),
     "gradient_slice": mark("This rank's gradient slice"),
     "accumulated_slice": mark("The slice accumulated so far"),
@@ -105,6 +106,7 @@ TERM_REMEDIES = {
     "adapter_weights": mark("Lower the rank or name fewer target modules."),
     "secondary_weights": mark("Raise zero_hpz_partition_size to the GPUs of a node, or set it to 1."),
     "gradients": mark("Divide them with ZeRO stage 2 or FSDP2."),
+    "unsharded_gradients": mark("Reduce after each micro-step: leave no_sync out."),
     "fp32_gradients": mark("Accumulate in BF16, or divide them with ZeRO stage 2."),
     "accumulated_slice": mark("Share among more GPUs, or accumulate fewer micro-steps."),
     "gradient_slice": mark("Share among more GPUs."),
@@ -120,7 +122,7 @@ TERM_REMEDIES = {
     "ddp_buckets": mark("Set gradient_as_bucket_view=True, which makes the gradients views of the buckets."),
     "gathered_parameters": mark(
         "DeepSpeed: lower stage3_max_live_parameters and stage3_max_reuse_distance together. "
-        "FSDP2: set reshard_after_forward."
+        "FSDP: set reshard_after_forward."
     ),
     "gather_copies": mark("Lower stage3_prefetch_bucket_size."),
     "newest_gradient": mark("It is as large as the model's largest parameter."),

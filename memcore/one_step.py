@@ -7,6 +7,7 @@ from memcore.activations import checkpointing
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.engines.deepspeed.stage_3 import gather_settings
+from memcore.engines.fsdp1_moving import prefetches
 from memcore.engines.fsdp2_units import own_blocks
 from memcore.engines.zero3_gather import END, gathered_blocks
 from memcore.models import Block, Inventory
@@ -76,12 +77,13 @@ def whole_layers(budget: Budget) -> WholeLayers | None:
     ZeRO stage 3: the prefetch queue's own run, whatever is gathered at some time during a moment. FSDP2: a layer while
     it computes, and in the backward the next one, fetched meanwhile; without resharding every layer whose backward is
     to come; the root's parameters through forward and backward (torch 2.13, distributed/fsdp/_fully_shard,
-    _fsdp_param_group.py).
+    _fsdp_param_group.py). FSDP1: the same, but that no layer is there at the loss, nor fetched ahead where its settings
+    say so (distributed/fsdp/_runtime_utils.py).
     """
     inventory, parallelism = budget.inventory, budget.scenario.parallelism
     if inventory is None or not inventory.layers or parallelism.stage != 3 or parallelism.dp_shard == 1:
         return None
-    shares_at = _fsdp2_shares if parallelism.engine is EngineName.FSDP2 else _zero_3_shares
+    shares_at = _fsdp_shares if parallelism.engine in (EngineName.FSDP1, EngineName.FSDP2) else _zero_3_shares
     by_moment = shares_at(budget, inventory)
     names = tuple(block.name if block.layer is None else str(block.layer) for block in inventory.blocks)
     return WholeLayers(names=names, shares=tuple(zip(*by_moment, strict=True)))
@@ -101,17 +103,22 @@ def _zero_3_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ..
     return [tuple(part / size for part, size in zip(at(moment), sizes, strict=True)) for moment in budget.timeline]
 
 
-def _fsdp2_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]]:
-    config, last = budget.scenario.fsdp2_config, len(inventory.layers) - 1
-    own = own_blocks(inventory, budget.scenario)
+def _fsdp_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]]:
+    scenario, last = budget.scenario, len(inventory.layers) - 1
+    older = scenario.parallelism.engine is EngineName.FSDP1
+    config = scenario.fsdp2_config
+    reshards = scenario.fsdp1_config.reshard_after_forward if older else config.reshards("block")
+    ahead = int(not older or prefetches(scenario))
+    own = () if older else own_blocks(inventory, scenario)
     kept_embedding = bool(own) and not config.reshards("embedding")
 
     def whole(moment: Moment) -> range:
         """The layers that are whole; at the end of the backward, none."""
-        at = moment.segment if isinstance(moment.segment, int) else last if moment.phase is Phase.LOSS else -1
-        if not config.reshards("block"):
+        at_loss = -1 if older and reshards else last
+        at = moment.segment if isinstance(moment.segment, int) else at_loss if moment.phase is Phase.LOSS else -1
+        if not reshards:
             return range(at + 1)
-        return range(max(at - 1, 0) if moment.phase is Phase.BACKWARD else at, at + 1)
+        return range(max(at - ahead, 0) if moment.phase is Phase.BACKWARD else at, at + 1)
 
     # The root's parameters may be let go of before its gradients are reduced.
     gathered = [each > 0 for each in _gathered_bytes(budget)]

@@ -239,8 +239,9 @@ def _optimizer_states(
 ) -> list[State]:  # fmt: skip
     optimizer = scenario.recipe.optimizer
     rule = OPTIMIZERS[optimizer.name]
-    # DeepSpeed's stages hand the optimizer one flat slice per rank, never whole tensors.
-    flat = scenario.parallelism.engine is EngineName.DEEPSPEED and scenario.parallelism.stage > 0
+    # DeepSpeed's stages and FSDP1 hand the optimizer slices of flat tensors, never whole ones.
+    parallelism = scenario.parallelism
+    flat = parallelism.engine in (EngineName.DEEPSPEED, EngineName.FSDP1) and parallelism.stage > 0
     if optimizer.name == "sgd" and not optimizer.momentum:
         return []
     # bitsandbytes' paged optimizers keep FP32 states, whatever the parameter's dtype.

@@ -115,7 +115,7 @@ def host_memory(scenario: Scenario, states: ModelStates) -> HostMemory:
         placed[Device.CPU] += node * ceil_div(states.trained, parallelism.dp_shard) * 4
     if offload.parameters is not Device.NONE:
         placed[offload.parameters] += slices(*states.of(Category.WEIGHTS))
-    if scenario.fsdp2_config.cpu_offload:
+    if scenario.shards_on_host:
         placed[Device.CPU] += slices(*states.states)
     paged = sum(state.paged_bytes for state in states.states)
     divided = parallelism.dp_shard if parallelism.stage >= 1 else 1

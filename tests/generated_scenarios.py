@@ -22,6 +22,7 @@ TINY_LLAMA: dict[str, Any] = {
 }
 TINY_LLAMA_PARAMS = 202_048
 
+_FSDP = (EngineName.FSDP1, EngineName.FSDP2)
 _DTYPE_FIELDS = ("param_dtype", "compute_dtype", "grad_dtype", "reduce_dtype", "master_dtype", "state_dtype")
 _WITH_SHAPES = [name for name, model in catalogue().items() if model.config is not None]
 
@@ -40,7 +41,8 @@ def _models(needs_shapes: bool, configs: bool) -> st.SearchStrategy[dict[str, An
 @st.composite
 def _hardware(draw: st.DrawFn, engine: EngineName) -> dict[str, Any]:
     per_node = 1 if engine is EngineName.SINGLE else draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16]))
-    nodes = 1 if engine is EngineName.SINGLE else draw(st.integers(1, 128))
+    fewest = 2 if engine is EngineName.FSDP1 and per_node == 1 else 1
+    nodes = 1 if engine is EngineName.SINGLE else draw(st.integers(fewest, 128))
     gpu = draw(st.sampled_from(list(accelerators())))
     return {"gpu": gpu, "gpus": per_node * nodes, "gpus_per_node": per_node}
 
@@ -85,9 +87,7 @@ def _optimizer(draw: st.DrawFn, names: list[OptimizerName], may_be_8bit: bool) -
 @st.composite
 def _recipe(draw: st.DrawFn, engine: EngineName, stage: int, offloaded: bool) -> dict[str, Any]:
     method = draw(st.sampled_from(Method))
-    names = [
-        name for name, rule in OPTIMIZERS.items() if engine is not EngineName.FSDP2 or not rule.needs_whole_tensors
-    ]
+    names = [name for name, rule in OPTIMIZERS.items() if engine not in _FSDP or not rule.needs_whole_tensors]
     conventions = [name for name in ConventionName if CONVENTIONS[name].lowest_stage <= stage]
     recipe: dict[str, Any] = {
         "method": method.value,
@@ -158,7 +158,7 @@ def scenarios(draw: st.DrawFn, *, configs: bool = True) -> Scenario:
     }
     if options.stages and draw(st.booleans()):
         data["engine_config"] = draw(_engine_config(stage, hardware["gpus"]))
-    if engine is EngineName.FSDP2:
+    if engine in _FSDP:
         on_gpu = recipe["optimizer"].get("bits") == 8 or recipe["optimizer"].get("paged")
         offload = False if on_gpu else draw(st.booleans())
         data["engine_config"] = {"reshard_after_forward": draw(st.booleans()), "cpu_offload": offload}

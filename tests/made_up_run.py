@@ -73,6 +73,15 @@ _CHANGES: dict[str, dict[str, Any]] = {
         "parallelism.prefetch": "implicit", "recipe.param_dtype": "fp32", "recipe.grad_dtype": "fp32",
         "recipe.optimizer_state_dtype": "fp32", "engine_config": {"fsdp_units": "block_root", "reduce_dtype": "fp32"},
     },
+    "fsdp1": {
+        "parallelism.engine": "fsdp1", "parallelism.zero_stage": 3, "parallelism.reshard_after_forward": True,
+        "parallelism.prefetch": "backward_post", "recipe.param_dtype": "fp32", "recipe.grad_dtype": "fp32",
+        "recipe.optimizer_state_dtype": "fp32",
+        "engine_config": {
+            "fsdp_units": "block_root", "reduce_dtype": "fp32", "use_orig_params": True, "limit_all_gathers": True,
+            "forward_prefetch": False,
+        },
+    },
     "deepspeed": {
         "parallelism.engine": "deepspeed", "parallelism.zero_stage": 3, "recipe.master_weights": True,
         "recipe.optimizer_state_dtype": "fp32",
@@ -98,7 +107,7 @@ KINDS = tuple(_CHANGES)
 def made_up(kind: str = "single", **changes: Any) -> dict[str, Any]:
     """A run of an engine, on two GPUs where it is for several, or of adapters. `changes`: dots written as ``__``."""
     run = deepcopy(_RUN)
-    if kind in ("ddp", "fsdp2", "deepspeed"):
+    if kind in ("ddp", "fsdp1", "fsdp2", "deepspeed"):
         run["hardware"]["gpus"] = run["parallelism"]["dp"] = 2
     given = {name.replace("__", "."): value for name, value in changes.items()}
     for path, value in {**_CHANGES[kind], **given}.items():

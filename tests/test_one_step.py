@@ -44,6 +44,7 @@ def test_the_parts_add_up_to_the_budget(scenario: Scenario):
     [
         ("single", None, "weights optimizer gradients transients activations"),
         ("ddp", None, "weights optimizer gradients buckets transients activations"),
+        ("fsdp1", None, "weights optimizer gradients gathered transients activations"),
         ("fsdp2", None, "weights optimizer gradients gathered transients activations"),
         ("deepspeed", 0, "weights optimizer gradients buckets transients activations"),
         ("deepspeed", 1, "weights optimizer gradients buckets transients activations"),

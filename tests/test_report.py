@@ -38,6 +38,7 @@ SCENARIOS = {
     "seven billion, ZeRO-1": EXAMPLE,
     "single": LLAMA,
     "ddp": on_gpus("ddp", 4),
+    "fsdp1": on_gpus("fsdp1", 8),
     "hybrid FSDP2": on_gpus("fsdp2", 16, dp_shard=8, dp_replicate=2),
     **{f"ZeRO-{stage}": on_gpus("deepspeed", 8, zero_stage=stage) for stage in range(4)},
     "QLoRA": LLAMA | {"recipe": {"method": "qlora"}},

@@ -192,12 +192,16 @@ REFUSALS = [
         "parallelism.zero_stage is 3, but fsdp2 has no ZeRO stages: leave it out, or choose deepspeed.",
     ),
     ({"parallelism": {"zero_stage": 4}}, "parallelism.zero_stage", "zero_stage is 4; allowed is at most 3."),
-    ({"parallelism": {"engine": "horovod"}}, "parallelism.engine", "allowed is single, ddp, fsdp2 or deepspeed."),
-    ({"parallelism": {"engine": ["ddp"]}}, "parallelism.engine", "allowed is single, ddp, fsdp2 or deepspeed."),
+    (
+        {"parallelism": {"engine": "horovod"}},
+        "parallelism.engine",
+        "allowed is single, ddp, fsdp1, fsdp2 or deepspeed.",
+    ),
+    ({"parallelism": {"engine": ["ddp"]}}, "parallelism.engine", "allowed is single, ddp, fsdp1, fsdp2 or deepspeed."),
     (
         {**EIGHT, "parallelism": {"engine": "single"}},
         "parallelism.engine",
-        "parallelism.engine is single, but hardware.gpus is 8: choose ddp, fsdp2 or deepspeed.",
+        "parallelism.engine is single, but hardware.gpus is 8: choose ddp, fsdp1, fsdp2 or deepspeed.",
     ),
     (
         {**EIGHT, "parallelism": {"engine": "fsdp2", "dp": 4}},
@@ -382,7 +386,7 @@ REFUSALS = [
     (
         {"model": LLAMA, **EIGHT, "parallelism": {"engine": "fsdp2"}, "recipe": {"optimizer": "adafactor"}},
         "recipe.optimizer.name",
-        "is adafactor, which is not predicted for FSDP2's divided tensors yet.",
+        "is adafactor, which is not predicted for FSDP's divided tensors yet.",
     ),
     (
         {"recipe": {"convention": "deepspeed_fp32_grad"}},

@@ -81,6 +81,8 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
         return False
     if recipe.convention is ConventionName.AMP_AUTOCAST and sixteen_bit:
         return False
+    if scenario.fsdp1_config.autocast:
+        return False
     if recipe.method is Method.FULL:
         return True
     lora = recipe.lora or Lora()

@@ -31,12 +31,13 @@ def moving(inputs: Inputs, units: Units) -> list[Term]:
     """The terms of what is gathered and what is reduced."""
     step = _Step(inputs=inputs, units=units)
     return [
-        _term("gathered_parameters", inputs, step.gathered, "foreach_all_gather_copy_out"),
-        _term("reduced_gradients", inputs, step.reduced, "foreach_reduce"),
+        part_term("gathered_parameters", inputs, step.gathered, f"{_SOURCE}, foreach_all_gather_copy_out"),
+        part_term("reduced_gradients", inputs, step.reduced, f"{_SOURCE}, foreach_reduce"),
     ]
 
 
-def _term(name: str, inputs: Inputs, parts: Callable[[Moment], Parts], function: str) -> Term:
+def part_term(name: str, inputs: Inputs, parts: Callable[[Moment], Parts], source: str) -> Term:
+    """A term that is the sum of parts, with the parts of its fullest moment as its formula."""
     moments = [parts(moment) for moment in inputs.timeline]
     fullest = {symbol: size for symbol, size in max(moments, key=_total).items() if size} or {"0": 0}
     return Term(
@@ -44,7 +45,7 @@ def _term(name: str, inputs: Inputs, parts: Callable[[Moment], Parts], function:
         category=Category.COMMUNICATION,
         bytes_at=tuple(map(_total, moments)),
         formula=Formula(symbols=" + ".join(fullest), numbers=" + ".join(f"{size:,}" for size in fullest.values())),
-        source=f"{_SOURCE}, {function}",
+        source=source,
     )
 
 

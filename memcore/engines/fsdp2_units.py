@@ -75,10 +75,11 @@ class Units:
         return tuple(reversed(list(sums)[:-1]))
 
 
-def units_of(inputs: Inputs, inventory: Inventory) -> Units:
-    """The units of a model. Adapters are counted in equal parts to all layers."""
+def units_of(inputs: Inputs, inventory: Inventory, *, flat_gradients: bool = False) -> Units:
+    """The units of a model. Adapters are counted in equal parts to all layers. `flat_gradients`: a layer's
+    gradients are of its frozen weights too."""
     full = inputs.scenario.recipe.method is Method.FULL
-    layers = [_unit(inputs, layer.tensors, trained=full) for layer in inventory.layers]
+    layers = [_unit(inputs, layer.tensors, trained=full or flat_gradients) for layer in inventory.layers]
     if not full:
         adapters = _unit(inputs, trained_tensors(inputs), trained=True)
         count = max(1, len(layers))

@@ -22,7 +22,7 @@ def start_peak(inputs: Inputs) -> Term | None:
     """The most while the engine is started; None for adapters, whose base is loaded in other ways, and for offload."""
     scenario, states = inputs.scenario, inputs.states
     offloads = {scenario.offload.optimizer, scenario.offload.parameters} != {Device.NONE}
-    if states.trained != states.n_params or offloads or scenario.fsdp2_config.cpu_offload:
+    if states.trained != states.n_params or offloads or scenario.shards_on_host:
         return None
     num_bytes, formula, source = _of_engine(inputs)
     return Term(name="start_peak", category=Category.WEIGHTS, bytes_at=num_bytes, formula=formula, source=source)

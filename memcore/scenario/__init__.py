@@ -4,7 +4,7 @@ What is invalid, what does nothing for the chosen engine, and what is not predic
 sentence. :func:`parse_scenario` turns whatever is wrong with outside data into a UserError.
 """
 
-from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp2Config, ZeroConfig
+from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import MAX_GPUS, MAX_TOKENS
 from memcore.scenario.parts import (
     Device,
@@ -29,6 +29,7 @@ __all__ = [
     "DdpConfig",
     "DeepSpeedConfig",
     "Device",
+    "Fsdp1Config",
     "Fsdp2Config",
     "Hardware",
     "Lora",

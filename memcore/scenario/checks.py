@@ -8,6 +8,7 @@ from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.recipes import CONVENTIONS, DType
 from memcore.scenario.engine_configs import ENGINE_CONFIGS
 from memcore.scenario.fields import refuse
+from memcore.scenario.fsdp1_checks import check_fsdp1
 from memcore.scenario.parts import FUSED_TARGETS, Device, Lora, Method, Quantization
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def check(scenario: "Scenario") -> None:
     _check_model(scenario)
     _check_parallelism(scenario)
     _check_engine(scenario)
+    check_fsdp1(scenario)
     _check_recipe(scenario)
     _check_offload(scenario)
     _check_fused_kernels(scenario)
@@ -53,8 +55,11 @@ def _check_parallelism(scenario: "Scenario") -> None:
         )  # fmt: skip
     options, engine = ENGINE_OPTIONS[parallelism.engine], parallelism.engine.value
     if parallelism.engine is EngineName.SINGLE and gpus != 1:
-        message = _("{field} is single, but hardware.gpus is {gpus}: choose ddp, fsdp2 or deepspeed.")
+        message = _("{field} is single, but hardware.gpus is {gpus}: choose ddp, fsdp1, fsdp2 or deepspeed.")
         raise refuse("parallelism.engine", message, gpus=gpus)
+    if parallelism.engine is EngineName.FSDP1 and gpus == 1:
+        message = _("{field} is fsdp1, which has nothing to divide on one GPU: choose single.")
+        raise refuse("parallelism.engine", message)
     if parallelism.zero_stage is not None and not options.stages:
         message = _("{field} is {value}, but {engine} has no ZeRO stages: leave it out, or choose deepspeed.")
         raise refuse("parallelism.zero_stage", message, value=parallelism.zero_stage, engine=engine)
@@ -157,7 +162,7 @@ def _check_autocast(scenario: "Scenario") -> None:
     recipe, field = scenario.recipe, "recipe.lora.autocast"
     if recipe.lora is None or not recipe.lora.autocast:
         return
-    if scenario.parallelism.engine not in (EngineName.SINGLE, EngineName.DDP):
+    if scenario.parallelism.engine not in (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP1):
         message = _("{field} is set, which is not predicted for {engine} yet.")
         raise refuse(field, message, engine=scenario.parallelism.engine.value)
     convention = CONVENTIONS[recipe.convention]
@@ -186,8 +191,8 @@ def _check_optimizer(scenario: "Scenario") -> None:
         raise refuse("recipe.optimizer.momentum", _("{field} does nothing for {name}: it is SGD's."), name=name)
     if optimizer.in_backward:
         _check_in_backward(scenario)
-    if rule.needs_whole_tensors and scenario.parallelism.engine is EngineName.FSDP2:
-        message = _("{field} is {name}, which is not predicted for FSDP2's divided tensors yet.")
+    if rule.needs_whole_tensors and scenario.parallelism.engine in (EngineName.FSDP1, EngineName.FSDP2):
+        message = _("{field} is {name}, which is not predicted for FSDP's divided tensors yet.")
         raise refuse("recipe.optimizer.name", message, name=name)
 
 
@@ -206,7 +211,7 @@ def _check_in_backward(scenario: "Scenario") -> None:
 def _check_offload(scenario: "Scenario") -> None:
     offload, parallelism = scenario.offload, scenario.parallelism
     optimizer = scenario.recipe.optimizer
-    if scenario.fsdp2_config.cpu_offload and (optimizer.bits == 8 or optimizer.paged):
+    if scenario.shards_on_host and (optimizer.bits == 8 or optimizer.paged):
         message = _("{field} is set, but {name} of 8 bits, or paged, runs on a GPU alone.")
         raise refuse("engine_config.cpu_offload", message, name=optimizer.name.value)
     if offload.activations is not Device.NONE:

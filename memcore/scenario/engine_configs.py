@@ -39,6 +39,29 @@ class DeepSpeedConfig(Part):
     zero_optimization: ZeroConfig = ZeroConfig()
 
 
+class Fsdp1Config(Part):
+    """How FSDP1 (FullyShardedDataParallel) is applied, a unit per decoder layer, with torch's names.
+
+    `reshard_after_forward`: FULL_SHARD, or else SHARD_GRAD_OP. `use_orig_params`: parameters stay tensors of their own,
+    views of a unit's flat one. `backward_prefetch`: the next unit is gathered before a unit's gradients are computed,
+    after it, or not ahead. `adapters`: each of their matrices a unit of its own, as peft's policy has it ("apart", the
+    default), in its layer's unit ("inside"), or whole on every rank ("ignored"). `no_sync`: of several micro-steps the
+    last alone reduces gradients. `checkpoint_around_units`: a recomputed layer's checkpoint lies around its unit, which
+    is gathered once more for it, as under Hugging Face's Trainer before transformers 5. `autocast`: the forward runs
+    under torch's autocast besides, as accelerate has it. `cpu_offload`: shards, their gradients and optimizer states
+    are on the host.
+    """
+
+    reshard_after_forward: bool = True
+    use_orig_params: bool = True
+    backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    adapters: Literal["apart", "inside", "ignored"] | None = None
+    no_sync: bool = False
+    checkpoint_around_units: bool = False
+    autocast: bool = False
+    cpu_offload: bool = False
+
+
 class Fsdp2Config(Part):
     """How FSDP2 is applied, a unit per decoder layer. Without `reshard_after_forward` a layer stays gathered from
     its forward to its backward; with it `reshard_exception` names what stays so all the same. `fsdp_units`: all but the
@@ -61,9 +84,10 @@ class DdpConfig(Part):
     gradient_as_bucket_view: bool = False
 
 
-EngineConfig = DeepSpeedConfig | Fsdp2Config | DdpConfig
+EngineConfig = DeepSpeedConfig | Fsdp1Config | Fsdp2Config | DdpConfig
 ENGINE_CONFIGS: Mapping[EngineName, type[EngineConfig]] = {
     EngineName.DEEPSPEED: DeepSpeedConfig,
+    EngineName.FSDP1: Fsdp1Config,
     EngineName.FSDP2: Fsdp2Config,
     EngineName.DDP: DdpConfig,
 }

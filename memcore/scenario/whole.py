@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from memcore.scenario.checks import check
-from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, Fsdp2Config, ZeroConfig
+from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import Part
 from memcore.scenario.filling import engine_config_of, filled_parallelism
 from memcore.scenario.parts import Hardware, Model, Offload, Parallelism, Recipe, Workload
@@ -47,6 +47,16 @@ class Scenario(Part):
         """DeepSpeed's settings, its defaults where none were given."""
         config = self.engine_config
         return config.zero_optimization if isinstance(config, DeepSpeedConfig) else ZeroConfig()
+
+    @property
+    def fsdp1_config(self) -> Fsdp1Config:
+        """FSDP1's settings, its defaults where none were given."""
+        return self.engine_config if isinstance(self.engine_config, Fsdp1Config) else Fsdp1Config()
+
+    @property
+    def shards_on_host(self) -> bool:
+        """Whether FSDP keeps shards, their gradients and the optimizer's states on the host."""
+        return self.fsdp1_config.cpu_offload or self.fsdp2_config.cpu_offload
 
     @property
     def fsdp2_config(self) -> Fsdp2Config:

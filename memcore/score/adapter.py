@@ -1,12 +1,23 @@
 """The one adapter from a measured run to a scenario."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from memcore.configs import EXPERT_COUNTS
 from memcore.engine_options import EngineName
 from memcore.recipes import DType
 from memcore.scenario import Scenario, parse_scenario
-from memcore.score.gaps import ATTENTIONS, CHECKPOINTINGS, LOSSES, OPTIMIZERS, SAVED, SETTINGS, gaps_of
+from memcore.score.gaps import (
+    ATTENTIONS,
+    CHECKPOINTINGS,
+    LOSSES,
+    OPTIMIZERS,
+    PREFETCHES,
+    SAVED,
+    SETTINGS,
+    UNITS,
+    gaps_of,
+)
 from memcore.score.record import Run
 
 # The month of bitsandbytes 0.43.2, which no longer keeps the input of a product with a 4-bit weight.
@@ -71,7 +82,34 @@ def _engine_config(run: Run) -> dict[str, Any] | None:
             "cpu_offload": run.workload.offload != "none",
             **own,
         }
+    if engine is EngineName.FSDP1:
+        return {**own, **_fsdp1(run)}
     return own or None
+
+
+def _fsdp1(run: Run) -> dict[str, Any]:
+    recipe, lora, given = run.recipe, run.recipe.lora, run.engine_config or {}
+    whole = lora is not None and lora.sharded is False
+    settings: dict[str, Any] = {
+        "reshard_after_forward": run.parallelism.reshard_after_forward,
+        "backward_prefetch": PREFETCHES[run.parallelism.prefetch],
+        "no_sync": bool(given.get("no_sync_accumulation")),
+        "checkpoint_around_units": run.workload.checkpointing != "none" and _around_units(run.software),
+        "autocast": lora is None and recipe.autocast,
+        "cpu_offload": run.workload.offload != "none",
+    }
+    if lora is not None:
+        settings["adapters"] = "ignored" if whole else UNITS[given.get("fsdp_units", "block_root")]
+    return settings
+
+
+def _around_units(software: Mapping[str, Any]) -> bool:
+    """Whether a model's loop calls layers through the checkpoint, which is then around what FSDP1 wrapped. From
+    transformers 4.53 on a layer checkpoints itself (modeling_layers.py, GradientCheckpointingLayer); programs of their
+    own wrap what is within a unit (torch 2.13, checkpoint_wrapper.py, apply_activation_checkpointing)."""
+    version = str(software.get("transformers") or "")
+    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return software.get("framework") == "hf_trainer" and () < numbers < (4, 53)
 
 
 def _recipe(run: Run) -> dict[str, Any]:
@@ -117,7 +155,7 @@ def _convention(run: Run) -> str:
     """The convention whose program the run's dtypes are of; the dtypes themselves are the run's."""
     recipe, engine = run.recipe, run.parallelism.engine
     if recipe.param_dtype != recipe.compute_dtype:
-        return "amp_autocast" if recipe.autocast else "fsdp2_mixed"
+        return "amp_autocast" if recipe.autocast and engine != EngineName.FSDP1 else "fsdp2_mixed"
     if engine == EngineName.DEEPSPEED and recipe.param_dtype != "fp32":
         return "zero_paper" if recipe.grad_dtype == recipe.param_dtype else "deepspeed_fp32_grad"
     return {"fp32": "fp32", "bf16": "pure_bf16", "fp16": "pure_fp16"}[recipe.compute_dtype]
@@ -126,7 +164,11 @@ def _convention(run: Run) -> str:
 def _reduce_dtype(run: Run) -> str:
     """The dtype that gradients are reduced in: FSDP2's is that of the computation where none is given."""
     given: str | None = (run.engine_config or {}).get("reduce_dtype")
-    of_engine = run.recipe.compute_dtype if run.parallelism.engine == EngineName.FSDP2 else run.recipe.grad_dtype
+    of_engine = (
+        run.recipe.compute_dtype
+        if run.parallelism.engine in (EngineName.FSDP1, EngineName.FSDP2)
+        else run.recipe.grad_dtype
+    )
     return given or of_engine
 
 

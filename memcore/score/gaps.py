@@ -18,6 +18,7 @@ from memcore.score.record import Run, RunRecipe
 from memcore.units import ceil_div
 
 _DTYPES = ("fp32", "bf16", "fp16")
+_FSDP = (EngineName.FSDP1, EngineName.FSDP2)
 _MAX_CHARS = 60
 
 
@@ -65,14 +66,21 @@ SETTINGS = {
         "stage3_max_reuse_distance",
     ),
     EngineName.DDP: ("gradient_as_bucket_view",),
+    EngineName.FSDP1: ("use_orig_params",),
     EngineName.FSDP2: ("fsdp_units", "reshard_exception"),
 }
+# When FSDP1 gathers ahead in the backward, by the setting's name here.
+PREFETCHES = {"backward_pre": "pre", "backward_post": "post", None: "none"}
+# The units of FSDP1 that a scenario has, and for adapters what they are then.
+UNITS = {"block_root": "inside", "block_lora_leaf_root": "apart"}
 # Other settings, at the values for which a scenario stands without naming them.
 _ANY = object()
 _IMPLIED: dict[str, dict[str, Any]] = {
     # DeepSpeed gathers weights in place, in the flat group's own memory, and sends gradients from its bucket.
     EngineName.DEEPSPEED: {"allgather_bucket_size": _ANY, "reduce_scatter": _ANY},
     EngineName.DDP: {"ddp_bucket_cap_mb": 25},  # torch 2.13, nn/parallel/distributed.py: the default
+    # The limit on gathers holds the host back, not a block.
+    EngineName.FSDP1: {"limit_all_gathers": _ANY, "forward_prefetch": False},
 }
 _IMPLIED_ANYWHERE: dict[str, Any] = {
     "expandable_segments": _ANY,  # of the hardware in a scenario
@@ -124,22 +132,27 @@ def _parallelism(run: Run) -> Iterator[Gap]:
         yield from _unless("parallelism.engine", parallelism.engine)
         return  # its settings are its own
     engine = EngineName(parallelism.engine)
-    options, of_fsdp2 = ENGINE_OPTIONS[engine], engine is EngineName.FSDP2
+    options, of_fsdp = ENGINE_OPTIONS[engine], engine in _FSDP
     yield from _unless("parallelism.zero_stage", parallelism.zero_stage, *(options.stages or (options.fixed_stage,)))
     yield from _unless("parallelism.sequence_parallel", parallelism.sequence_parallel, False)
     yield from _unless("parallelism.vpp", parallelism.vpp, None)
     yield from _unless("parallelism.microbatches", parallelism.microbatches, None)
-    resharded = (True, False) if of_fsdp2 else (None,)
+    resharded = (True, False) if of_fsdp else (None,)
     yield from _unless("parallelism.reshard_after_forward", parallelism.reshard_after_forward, *resharded)
-    yield from _unless("parallelism.prefetch", parallelism.prefetch, None, *(["implicit"] if of_fsdp2 else []))
+    ahead = {EngineName.FSDP1: tuple(PREFETCHES), EngineName.FSDP2: (None, "implicit")}
+    yield from _unless("parallelism.prefetch", parallelism.prefetch, *ahead.get(engine, (None,)))
     yield from _settings(run, engine)
 
 
 def _settings(run: Run, engine: EngineName) -> Iterator[Gap]:
     implied = {**_IMPLIED_ANYWHERE, **_IMPLIED.get(engine, {})}
-    own_reduction = engine in (EngineName.FSDP2, EngineName.DEEPSPEED)
+    own_reduction = engine in (*_FSDP, EngineName.DEEPSPEED)
     implied["reduce_dtype"] = _ANY if own_reduction else run.recipe.grad_dtype
-    implied["no_sync_accumulation"] = False if run.workload.grad_accum > 1 else _ANY
+    waits = run.workload.grad_accum > 1 and engine is not EngineName.FSDP1
+    implied["no_sync_accumulation"] = False if waits else _ANY
+    if engine is EngineName.FSDP1:
+        units = (run.engine_config or {}).get("fsdp_units")
+        implied["fsdp_units"] = units if units in UNITS else "block_root"
     for name, value in (run.engine_config or {}).items():
         if name in SETTINGS.get(engine, ()) or (name in implied and implied[name] is _ANY) or value is None:
             continue
@@ -154,14 +167,14 @@ def _dtypes(run: Run) -> Iterator[Gap]:
     yield from _unless("recipe.norm_dtype", recipe.norm_dtype, None, recipe.param_dtype)
     yield from _unless("recipe.compute_dtype", recipe.compute_dtype, *_DTYPES)
     same = recipe.param_dtype == recipe.compute_dtype
-    cast = recipe.param_dtype == "fp32" and (recipe.autocast or engine == EngineName.FSDP2)
+    cast = recipe.param_dtype == "fp32" and (recipe.autocast or engine in _FSDP)
     if not same and not cast:
         pair = {"stored": recipe.param_dtype, "computed": recipe.compute_dtype}
         yield Gap(
             field="recipe.compute_dtype", what=_("{stored} weights that compute in {computed}").format(**pair)
         )  # fmt: skip
     around = recipe.autocast and same and recipe.lora is not None and recipe.lora.adapter_dtype != recipe.compute_dtype
-    if around and engine not in (EngineName.SINGLE, EngineName.DDP):
+    if around and engine not in (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP1):
         yield Gap(field="recipe.autocast", what=_("autocast around FP32 adapters under {engine}").format(engine=engine))
 
 
@@ -199,7 +212,8 @@ def _adapters(run: Run) -> Iterator[Gap]:
             yield from _unless("recipe.lora", _("given") if lora else None)
         return
     yield from _unless("recipe.lora.modules_to_save", lora.modules_to_save or None, None)
-    yield from _unless("recipe.lora.sharded", lora.sharded, None, divides_weights(run))
+    if run.parallelism.engine != EngineName.FSDP1:
+        yield from _unless("recipe.lora.sharded", lora.sharded, None, divides_weights(run))
     if run.parallelism.engine == EngineName.DEEPSPEED:
         yield from _unless("recipe.lora.adapter_dtype", lora.adapter_dtype, recipe.param_dtype)
     else:
@@ -232,7 +246,7 @@ def _workload(run: Run) -> Iterator[Gap]:
     yield from _unless("workload.loss_compiled", work.loss_compiled, False)
     others = [name for name in work.fused_kernels if name not in FUSED_KERNELS]
     yield from _unless("workload.fused_kernels", others, [])
-    offloads = {EngineName.FSDP2: ["params+grads+optimizer"], EngineName.DEEPSPEED: ["params+optimizer"]}
+    offloads = {**{each: ["params+grads+optimizer"] for each in _FSDP}, EngineName.DEEPSPEED: ["params+optimizer"]}
     allowed = offloads.get(EngineName(run.parallelism.engine), []) if run.parallelism.engine in offloads else []
     yield from _unless("workload.offload", work.offload, "none", *allowed)
 

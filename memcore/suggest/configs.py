@@ -115,5 +115,5 @@ def file_of(budget: Budget) -> tuple[str, str] | None:
     """The file that sets the budget's engine settings, its name and its text; None where there is none to write."""
     if budget.scenario.parallelism.engine is EngineName.DEEPSPEED:
         return "ds_config.json", json.dumps(ds_config(budget), indent=2)
-    code = fsdp2_code(budget)
+    code = fsdp2_code(budget) if budget.scenario.parallelism.engine is EngineName.FSDP2 else None
     return None if code is None else ("fsdp2.py", code)

@@ -45,13 +45,16 @@ def pack(
     bitsandbytes.py, replace_with_bnb_linear). `packed_from`: the dtype that bitsandbytes' weights are unpacked to, None
     where it is that of the computation."""
     integers, double = adapters.quantization == "gptq_int4", adapters.quantization == "nf4_double_quant"
+    storage: torch.dtype = getattr(torch, adapters.storage)
     kept = adapters.keeps_inputs
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.Linear | Conv1D) and not any(child is left for left in skipped):
                 packed = (
-                    PackedIntegers(child, computed)
+                    PackedIntegers(child, computed, storage=storage)
                     if integers
-                    else PackedLinear(child, computed, packed_from, double_quant=double, keeps_input=kept)
+                    else PackedLinear(
+                        child, computed, packed_from, storage=storage, double_quant=double, keeps_input=kept
+                    )
                 )
                 setattr(module, name, packed)

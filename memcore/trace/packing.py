@@ -32,6 +32,7 @@ class PackedLinear(nn.Linear):
         computed: torch.dtype,
         packed_from: torch.dtype | None = None,
         *,
+        storage: torch.dtype = torch.uint8,
         double_quant: bool = False,
         keeps_input: bool = False,
     ) -> None:
@@ -40,8 +41,9 @@ class PackedLinear(nn.Linear):
         columns_first = isinstance(packed, Conv1D)
         self.in_features = weight.shape[0] if columns_first else weight.shape[1]
         self.out_features = weight.shape[1] if columns_first else weight.shape[0]
-        bytes_packed = torch.empty((ceil_div(weight.numel(), 2), 1), dtype=torch.uint8, device=weight.device)
-        self.weight = nn.Parameter(bytes_packed, requires_grad=False)
+        values = ceil_div(weight.numel(), 2 * storage.itemsize)
+        stored = torch.empty((values, 1), dtype=storage, device=weight.device)
+        self.weight = nn.Parameter(stored, requires_grad=False)
         self.bias = cast(nn.Parameter, packed.bias)
         self.computed, self.packed_from = computed, packed_from or computed
         self.double_quant, self.keeps_input = double_quant, keeps_input

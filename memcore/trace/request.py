@@ -8,12 +8,14 @@ from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.optimizers import OptimizerName
-from memcore.recipes import Convention, ConventionName
+from memcore.recipes import Convention, ConventionName, DType
 from memcore.scenario import Lora, Method, Quantization, Scenario, Workload, parse_scenario
 from memcore.states import precision_of
 
 # Their optimizers step on the model's own tensors, whole, or on a shard of each; the others' on flat slices.
-OWN_TENSORS = (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP2)
+OWN_TENSORS = (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP1, EngineName.FSDP2)
+# torch's names of the dtypes that packed weights may be stored in.
+_STORAGE = {DType.FP32: "float32", DType.BF16: "bfloat16", DType.FP16: "float16"}
 # Their steps run on fake tensors; Adafactor's asks for a tensor's value.
 _STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
 
@@ -21,8 +23,8 @@ _STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapters:
     """LoRA of `rank` on the modules that `targets` name, kept in `dtype`, with `dropout` before it; `quantization`:
-    how the weights under it are packed, None where they are not, and with `packs_head` the head's too.
-    `keeps_inputs`: their products keep what they read."""
+    how the weights under it are packed, None where they are not, in tensors of `storage`, and with `packs_head` the
+    head's too. `keeps_inputs`: their products keep what they read."""
 
     rank: int
     targets: tuple[str, ...]
@@ -31,6 +33,7 @@ class Adapters:
     dropout: float = 0.0
     packs_head: bool = False
     keeps_inputs: bool = False
+    storage: str = "uint8"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +67,26 @@ class Sharding:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FlatSharding:
+    """FSDP1 among `shard` ranks: flat shards are kept in `param_dtype`, and where `compute_dtype` is given gathered in
+    that and gradients reduced in `reduce_dtype`. `adapters`: "apart" (each matrix a unit of its own), "inside" their
+    layer's unit, or "ignored", whole on every rank. `around`: checkpoints lie around units, which are gathered again
+    for the recomputation. The rest are FSDP1's own settings."""
+
+    shard: int
+    param_dtype: str
+    compute_dtype: str | None
+    reduce_dtype: str
+    reshard_after_forward: bool
+    use_orig_params: bool
+    backward_prefetch: str
+    adapters: str
+    around: bool
+    cpu_offload: bool = False
+    replicate: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
@@ -90,7 +113,7 @@ class Request:
     adapters: Adapters | None = None
     step: Step | None = None
     step_in_backward: bool = False
-    sharding: Sharding | None = None
+    sharding: Sharding | FlatSharding | None = None
     experts: str = "stacked"
     compiled: bool = False
     kernels: str = "cuda"
@@ -106,7 +129,8 @@ def read_request(payload: Mapping[str, Any]) -> Request:
     if given.get("step"):
         given["step"] = Step(**given["step"])
     if given.get("sharding"):
-        given["sharding"] = Sharding(**given["sharding"])
+        kind = FlatSharding if "around" in given["sharding"] else Sharding
+        given["sharding"] = kind(**given["sharding"])
     return Request(**given)
 
 
@@ -130,7 +154,9 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         logits_retained=work.logits_retained,
         use_cache=work.use_cache,
         fused_kernels=work.fused_kernels,
-        autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST or around_adapters,
+        autocast=scenario.recipe.convention is ConventionName.AMP_AUTOCAST
+        or around_adapters
+        or scenario.fsdp1_config.autocast,
         stored=convention.param_dtype.value if around_adapters else None,
         adapters=_adapters(scenario, convention),
         step=_step(scenario, convention),
@@ -170,6 +196,8 @@ def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:
         dropout=lora.dropout,
         packs_head=recipe.quantize_lm_head,
         keeps_inputs=recipe.keeps_packed_inputs,
+        # FSDP1 flattens a unit's weights, which all have one dtype (bitsandbytes' bnb_4bit_quant_storage).
+        storage=_STORAGE[convention.param_dtype] if scenario.parallelism.engine is EngineName.FSDP1 else "uint8",
     )
 
 
@@ -178,7 +206,7 @@ def _step(scenario: Scenario, convention: Convention) -> Step | None:
     optimizer = scenario.recipe.optimizer
     if scenario.parallelism.engine not in OWN_TENSORS or optimizer.name not in _STEPPED:
         return None
-    if optimizer.bits == 8 or optimizer.paged or scenario.fsdp2_config.cpu_offload:
+    if optimizer.bits == 8 or optimizer.paged or scenario.shards_on_host:
         return None
     updated = convention.master_dtype or convention.param_dtype
     if scenario.recipe.method is not Method.FULL:
@@ -193,7 +221,9 @@ def _step(scenario: Scenario, convention: Convention) -> Step | None:
     )
 
 
-def _sharding(scenario: Scenario, convention: Convention) -> Sharding | None:
+def _sharding(scenario: Scenario, convention: Convention) -> Sharding | FlatSharding | None:
+    if scenario.parallelism.engine is EngineName.FSDP1:
+        return _flat_sharding(scenario, convention)
     parallelism, config = scenario.parallelism, scenario.fsdp2_config
     if parallelism.engine is not EngineName.FSDP2:
         return None
@@ -206,6 +236,27 @@ def _sharding(scenario: Scenario, convention: Convention) -> Sharding | None:
         cpu_offload=config.cpu_offload,
         fsdp_units=config.fsdp_units,
         reshard_exception=config.reshard_exception,
+    )
+
+
+def _flat_sharding(scenario: Scenario, convention: Convention) -> FlatSharding:
+    recipe, config = scenario.recipe, scenario.fsdp1_config
+    full = recipe.method is Method.FULL
+    trained = convention.param_dtype if full else (recipe.lora or Lora()).adapter_dtype
+    cast = convention.compute_dtype not in (convention.param_dtype, trained) or (
+        not full and trained is not convention.compute_dtype and (recipe.lora or Lora()).autocast
+    )
+    return FlatSharding(
+        shard=scenario.parallelism.dp_shard,
+        param_dtype=convention.param_dtype.value,
+        compute_dtype=convention.compute_dtype.value if cast else None,
+        reduce_dtype=convention.reduce_dtype.value,
+        reshard_after_forward=config.reshard_after_forward,
+        use_orig_params=config.use_orig_params,
+        backward_prefetch=config.backward_prefetch,
+        adapters="inside" if full else config.adapters or "apart",
+        around=config.checkpoint_around_units,
+        cpu_offload=config.cpu_offload,
     )
 
 

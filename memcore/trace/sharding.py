@@ -27,7 +27,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from memcore.trace.building import DTYPES
 from memcore.trace.fsdp_units import own_units
 from memcore.trace.recorder import Recorder
-from memcore.trace.request import Sharding
+from memcore.trace.replacing import replaced
+from memcore.trace.request import FlatSharding, Sharding
 from memcore.trace.tape import GATHERED, HOST, REDUCED
 from memcore.trace.units import Unit
 from memcore.units import ceil_div, round_up
@@ -37,7 +38,7 @@ WRAPPERS = (DTensor,)
 
 
 @contextmanager
-def ranks(sharding: Sharding) -> Iterator[DeviceMesh]:
+def ranks(sharding: Sharding | FlatSharding) -> Iterator[DeviceMesh]:
     """All ranks of a run in this process, until the block ends. To be entered outside a fake tensor mode."""
     world = sharding.shard * sharding.replicate
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
@@ -71,7 +72,7 @@ def shard(root: Root, sharding: Sharding, compute_dtype: str | None, mesh: Devic
     offload = CPUOffloadPolicy(pin_memory=False) if sharding.cpu_offload else OffloadPolicy()
     apply = partial(fully_shard, mesh=mesh, mp_policy=policy, offload_policy=offload)
     layers = _layers(root)
-    with _replaced(_fsdp_param, "_chunk_with_empty", _first_chunk):
+    with replaced(_fsdp_param, "_chunk_with_empty", _first_chunk):
         for layer in layers:
             apply(layer, reshard_after_forward=sharding.reshards("last_block" if layer is layers[-1] else "block"))
         for name, modules in own_units(root.model, layers, sharding.fsdp_units).items():
@@ -138,12 +139,12 @@ def observed(root: Root, recorder: Recorder, reduce: Callable[[], None], *, unit
             # None of their inputs has a gradient: torch comes to them in this order once all else is done.
             (groups.get("root", groups.get("embedding")), "post_backward", at_end),
         ):
-            stack.enter_context(_replaced(owner, name, replacement))
+            stack.enter_context(replaced(owner, name, replacement))
         for unit in _units(root):
             for layer in unit.layers:
-                stack.enter_context(_replaced(_group(layer), "pre_backward", unit.before_backward))
+                stack.enter_context(replaced(_group(layer), "pre_backward", unit.before_backward))
         for each in [*groups.values(), *map(_group, layers)]:
-            stack.enter_context(_replaced(each, "wait_for_unshard", partial(copy_out, each.fsdp_params)))
+            stack.enter_context(replaced(each, "wait_for_unshard", partial(copy_out, each.fsdp_params)))
         if _group(layers[0]).fsdp_params[0].offload_to_cpu:
             stack.enter_context(_on_host(recorder))
         yield
@@ -171,7 +172,7 @@ def _on_host(recorder: Recorder) -> Iterator[None]:
     inputs = kind.all_gather_inputs
     kind.all_gather_inputs = property(to_device)
     try:
-        with _replaced(kind, "to_sharded_dtensor", to_host):
+        with replaced(kind, "to_sharded_dtensor", to_host):
             yield
     finally:
         kind.all_gather_inputs = inputs
@@ -200,14 +201,3 @@ def _layers(root: Root) -> list[nn.Module]:
 def _group(module: Any) -> Any:
     """A unit's parameters, as FSDP2 has them together; None for a root that has none left."""
     return module._get_fsdp_state()._fsdp_param_group  # noqa: SLF001  no public way to ask
-
-
-@contextmanager
-def _replaced(owner: Any, name: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """`replacement(original, ...)` in a function's place."""
-    original = getattr(owner, name)
-    setattr(owner, name, lambda *args, **kwargs: replacement(original, *args, **kwargs))
-    try:
-        yield
-    finally:
-        setattr(owner, name, original)

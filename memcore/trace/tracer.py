@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.trace import kernels, sharding
+from memcore.trace import flat_sharding, kernels, sharding
 from memcore.trace.autocasting import cuda_lists
 from memcore.trace.building import DTYPES, Built, build, make_fake, trained_shapes
 from memcore.trace.cache import keys_and_values
@@ -26,7 +26,7 @@ from memcore.trace.losses import hidden_of, loss_of
 from memcore.trace.optimizer_step import step_transient
 from memcore.trace.profile import ActivationProfile, profile_of
 from memcore.trace.recorder import Recorder
-from memcore.trace.request import Request, Step
+from memcore.trace.request import FlatSharding, Request, Step
 from memcore.trace.sorting import tape_of
 from memcore.trace.tape import Tape
 
@@ -147,10 +147,9 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any,
     model, plan = built.model, built.plan
     tokens = torch.zeros((request.micro_batch, request.seq_len), dtype=torch.int64)
     root = sharding.Root(model, partial(_forward, model, request))
-    if request.sharding is not None:
-        sharding.shard(root, request.sharding, None if request.autocast else request.dtype, mesh)
+    step = _sharded(root, request, mesh)
     hidden = kernels.cuda_hidden if request.kernels == "cuda" else kernels.cpu_hidden
-    known = [*model.parameters(), *model.buffers(), tokens]
+    known = [*_kept(step, request), *model.buffers(), tokens]
     paths = {**built.paths, id(root): "loss"}
     recorder = Recorder(known, hidden, paths, sharding.WRAPPERS if request.sharding else ())
     if compiler is not None:
@@ -161,16 +160,18 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any,
     # The hooks know the recorder alone: one that knew the model would keep it alive for good, since the garbage
     # collector cannot see that a parameter holds its hook.
     take = partial(_step_one, recorder, _transients(built, request)) if request.step_in_backward else None
-    for parameter in model.parameters():
+    for parameter in _whole(model, request):
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(take or (lambda trained: recorder.is_gradient(trained.grad)))
     with ExitStack() as stack:
-        if request.sharding is not None:
+        if isinstance(request.sharding, FlatSharding):
+            stack.enter_context(flat_sharding.observed(root, recorder, tags.reduce))
+        elif request.sharding is not None:
             on_cpu = request.kernels == "cpu"
             units = request.sharding.fsdp_units
             stack.enter_context(sharding.observed(root, recorder, tags.reduce, units=units, on_cpu=on_cpu))
         stack.enter_context(recorder.recording())
-        _step(root, tokens, tags, request)
+        _step(step, tokens, tags, request)
     transient = 0 if request.step_in_backward else _transient(trained_shapes(built), request.step)
     return tape_of(
         recorder.changes,
@@ -208,6 +209,29 @@ def _step_one(recorder: Recorder, transients: Mapping[tuple[int, ...], int], tra
     recorder.is_gradient(trained.grad)
     recorder.for_a_moment(transients[tuple(trained.shape)])
     trained.grad = None
+
+
+def _sharded(root: sharding.Root, request: Request, mesh: Any) -> nn.Module:
+    """The step's forward under the engine that shards, where there is one."""
+    if isinstance(request.sharding, FlatSharding):
+        return flat_sharding.shard(root, request.sharding)
+    if request.sharding is not None:
+        sharding.shard(root, request.sharding, None if request.autocast else request.dtype, mesh)
+    return root
+
+
+def _kept(step: nn.Module, request: Request) -> list[torch.Tensor]:
+    """The weights that are there all the time."""
+    if isinstance(request.sharding, FlatSharding):
+        return flat_sharding.kept(step, request.sharding)
+    return list(step.parameters())
+
+
+def _whole(model: Any, request: Request) -> list[Any]:
+    """The parameters that autograd accumulates gradients at; a flat one's are seen where they are reduced."""
+    if isinstance(request.sharding, FlatSharding):
+        return flat_sharding.ignored(model, request.sharding)
+    return list(model.parameters())
 
 
 def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:

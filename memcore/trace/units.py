@@ -132,6 +132,10 @@ class Unit(nn.Module):
         self._tag("between")
         return result
 
+    def before_forward(self) -> None:
+        """The unit's forward begins with what comes next."""
+        self._tag("forward")
+
     def before_backward(self, begin: Callable[..., None], *args: Any) -> None:
         """The unit's backward begins with what `begin` does."""
         self._tag("backward")

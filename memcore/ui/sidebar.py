@@ -26,6 +26,7 @@ from memcore.scenario import Device, Method, Quantization, decode_json
 from memcore.settings import settings
 from memcore.terms import EvidenceKind
 from memcore.ui import state
+from memcore.ui.fsdp import fsdp_widgets
 from memcore.ui.state import CATALOGUE, CONFIG, COUNT, ENGINE_DEFAULT
 from memcore.ui.work import fetch
 from memcore.units import ByteUnit, format_count
@@ -176,33 +177,8 @@ def _parallelism() -> None:
         _deepspeed(st.session_state["w_stage"])
     if engine is EngineName.DDP:
         st.toggle("gradient_as_bucket_view", key="w_bucket_view")
-    if engine is EngineName.FSDP2:
-        _fsdp2_units()
-        st.toggle(
-            "offload_policy", key="w_fsdp_offload",
-            help=_("CPUOffloadPolicy: shards, their gradients and the optimizer's states are kept on the host."),
-        )  # fmt: skip
-        st.number_input(
-            _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
-            help=_("Groups that hold the same; the GPUs of one group divide the states."),
-        )  # fmt: skip
-
-
-def _fsdp2_units() -> None:
-    """What is gathered together, and what of it stays so after its forward."""
-    units = {
-        "block_root": _("layers; all else in the root"),
-        "block_embed_head": _("layers, embedding, norm with head"),
-    }
-    st.selectbox(_("FSDP units"), list(units), key="w_fsdp_units", format_func=units.__getitem__)
-    st.toggle("reshard_after_forward", key="w_reshard")
-    if st.session_state["w_reshard"]:
-        kept = {"last_block": _("the last layer"), "head": _("the head"), "last_block+head": _("last layer and head")}
-        st.selectbox(
-            _("Not resharded"), [None, *kept], key="w_reshard_exception",
-            format_func=lambda name: kept.get(name, _("nothing")),
-            help=_("torchtitan keeps its last unit gathered from the forward to the backward, which follows at once."),
-        )  # fmt: skip
+    if engine in (EngineName.FSDP1, EngineName.FSDP2):
+        fsdp_widgets(engine)
 
 
 def _deepspeed(stage: int) -> None:

@@ -19,7 +19,6 @@ from memcore.link import read_link, write_link
 from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.scenario import (
     DdpConfig,
-    Fsdp2Config,
     Lora,
     Method,
     Quantization,
@@ -31,6 +30,7 @@ from memcore.scenario import (
     scenario_data,
 )
 from memcore.terms import EvidenceKind
+from memcore.ui.fsdp import fsdp_config, fsdp_values
 from memcore.units import ByteUnit
 
 DEFAULT_SCENARIO: dict[str, Any] = {
@@ -74,10 +74,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_engine": parallelism.engine.value,
         "w_stage": parallelism.stage,
         "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
-        "w_reshard": scenario.fsdp2_config.reshard_after_forward,
-        "w_reshard_exception": scenario.fsdp2_config.reshard_exception,
-        "w_fsdp_units": scenario.fsdp2_config.fsdp_units,
-        "w_fsdp_offload": scenario.fsdp2_config.cpu_offload,
+        **fsdp_values(scenario),
         "w_bucket_view": isinstance(config, DdpConfig) and config.gradient_as_bucket_view,
         "w_bucket": zero.reduce_bucket_size,
         "w_overlap": bool(zero.overlap_comm),
@@ -229,14 +226,9 @@ def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
 
 
 def _engine_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
-    if engine is EngineName.FSDP2:
-        own = {
-            "reshard_after_forward": values["w_reshard"],
-            "reshard_exception": values["w_reshard_exception"] if values["w_reshard"] else None,
-            "fsdp_units": values["w_fsdp_units"],
-            "cpu_offload": values["w_fsdp_offload"],
-        }
-        return {} if own == Fsdp2Config().model_dump() else {"engine_config": own}
+    if engine in (EngineName.FSDP1, EngineName.FSDP2):
+        own = fsdp_config(values, engine, base)
+        return {"engine_config": own} if own else {}
     if engine is EngineName.DDP and values["w_bucket_view"]:
         return {"engine_config": {"gradient_as_bucket_view": True}}
     if not ENGINE_OPTIONS[engine].stages:

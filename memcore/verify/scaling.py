@@ -113,7 +113,7 @@ def check_runnable(scenario: Scenario, ranks: int, device: str) -> None:
     if scenario.workload.compile:
         raise UserError(_("Compiled layers are not run for proof yet."), "workload.compile")
     parts = (scenario.offload.optimizer, scenario.offload.parameters)
-    if device == "cpu" and (scenario.fsdp2_config.cpu_offload or any(part is not Device.NONE for part in parts)):
+    if device == "cpu" and (scenario.shards_on_host or any(part is not Device.NONE for part in parts)):
         raise UserError(_("Where the device is the CPU, offloading to it shows nothing."), "offload")
 
 

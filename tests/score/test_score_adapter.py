@@ -19,14 +19,14 @@ BESIDE = {
     *(f"software.{name}" for name in ("framework", "date", "torch", "transformers")),
     *(f"measured.{name}" for name in ("bytes", "metric", "steady_bytes", "rank", "precision_bytes", "others")),
     # No tensor's bytes depend on them.
-    "engine_config.allgather_bucket_size", "engine_config.reduce_scatter",
+    "engine_config.allgather_bucket_size", "engine_config.reduce_scatter", "engine_config.limit_all_gathers",
 }  # fmt: skip
 # Another value of each field that a scenario may depend on.
 OTHER: dict[str, Any] = {
     "model.auto_class": "AutoModelForSequenceClassification",
     "hardware.gpu": "H100-80GB",
     "hardware.gpus": 4,
-    "parallelism.engine": "fsdp1",
+    "parallelism.engine": "megatron",
     "parallelism.zero_stage": 1,
     "parallelism.dp": 4,
     "parallelism.tp": 2,
@@ -70,6 +70,8 @@ OTHER: dict[str, Any] = {
     "engine_config": {"no_such": 1},
     "engine_config.fsdp_units": "block_embed_head",
     "engine_config.reduce_dtype": "bf16",
+    "engine_config.use_orig_params": False,
+    "engine_config.forward_prefetch": True,
 }
 # Autocast has nothing to cast where the weights have the computation's dtype, unless adapters have another; FSDP2
 # casts what it gathers.

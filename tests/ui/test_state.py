@@ -79,7 +79,7 @@ def test_explicit_dtypes_are_kept_when_the_convention_is_changed():
     assert (recipe.convention, recipe.grad_dtype) == ("pure_bf16", "fp32")
 
 
-@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp2"])
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp1", "fsdp2"])
 def test_an_engine_without_stages_drops_what_is_deepspeeds(engine: str):
     base = {
         "model": {"n_params": 10**9},

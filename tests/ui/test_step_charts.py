@@ -16,7 +16,13 @@ from memcore.ui.palette import STEP_COLOURS
 from memcore.ui.step_charts import PART_LABELS, step_of_engine
 from memcore.units import ByteUnit
 
-ENGINES = [("single", None), ("ddp", None), ("fsdp2", None), *(("deepspeed", stage) for stage in range(4))]
+ENGINES = [
+    ("single", None),
+    ("ddp", None),
+    ("fsdp1", None),
+    ("fsdp2", None),
+    *(("deepspeed", stage) for stage in range(4)),
+]
 
 
 def of(engine: str, stage: int | None = None, gpu: str = "H100-80GB", model: str = "meta-llama/Llama-3.1-8B") -> Budget:
@@ -41,7 +47,7 @@ def test_every_part_of_every_engine_is_drawn(engine: str, stage: int | None, uni
     assert f"({unit.value})" in figure.layout.yaxis.title.text
     assert all(unit.value in text or "B" in text for area in areas.values() for text in area.text)
     assert set(PART_LABELS) == set(STEP_COLOURS) == set(StepPart)
-    last = "xaxis2" if stage == 3 or engine == "fsdp2" else "xaxis"
+    last = "xaxis2" if stage == 3 or engine.startswith("fsdp") else "xaxis"
     assert figure.layout[last].title.text
 
 
@@ -78,7 +84,7 @@ def test_the_cards_line_is_drawn_where_it_is_in_range():
 def test_gathered_layers_have_their_strip(engine: str, stage: int | None):
     figure = step_of_engine(of(engine, stage), ByteUnit.GB)
     strips = [trace for trace in figure.data if trace.type == "heatmap"]
-    assert len(strips) == (1 if stage == 3 or engine == "fsdp2" else 0)
+    assert len(strips) == (1 if stage == 3 or engine.startswith("fsdp") else 0)
     for strip in strips:
         assert len(strip.z) == 32 + 3  # the embedding, the last norm and the head
         assert len(strip.z[0]) == 2 * 32 + 7

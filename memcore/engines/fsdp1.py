@@ -1,0 +1,101 @@
+"""PyTorch FSDP1 (FullyShardedDataParallel): every state in slices of flat tensors, a unit gathered after the other.
+
+Source: torch 2.13, distributed/fsdp/_flat_param.py and _runtime_utils.py. What is gathered and reduced is in
+memcore.engines.fsdp1_moving. What belongs to no parameter is not sharded: the scales of weights packed in 4 bits are
+whole on every rank, and so are adapters that FSDP1 is told to ignore. With CPUOffload slices, their gradients and the
+optimizer's states are on the host, where it steps.
+"""
+
+from dataclasses import replace
+
+from memcore.engines.base import Inputs, growing_gradients, resident, slices_in_a_row, step_temporary
+from memcore.engines.fsdp1_moving import moving
+from memcore.engines.fsdp2_units import Units, trained_tensors, units_of
+from memcore.states import State
+from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
+from memcore.units import ceil_div
+
+# States of what is not trained.
+_FROZEN = ("frozen_weights", "quantised_weights", "quantisation_scales")
+
+
+def terms(inputs: Inputs) -> list[Term]:
+    """The terms of the first rank, which is the fullest, with a unit per decoder layer."""
+    states, inventory = inputs.states, inputs.inventory
+    units = None if inventory is None else units_of(inputs, inventory, flat_gradients=_flat_gradients(inputs))
+    moved = [] if units is None or not units.layers else moving(inputs, units)
+    gradients = [term for state in states.of(Category.GRADIENTS) for term in _gradients(inputs, state, units)]
+    kept = [_kept(inputs, state) for state in states.of(Category.WEIGHTS, Category.OPTIMIZER)]
+    if inputs.scenario.shards_on_host:
+        return [*moved, *gradients, *(term for term in kept if term.name == "quantisation_scales")]
+    ranks = 1 if ignores_adapters(inputs) else inputs.ranks
+    in_a_row = _in_a_row(inputs, ranks)
+    step = step_temporary(inputs, sum(in_a_row), states.trained_as.state_dtype.size, in_a_row)
+    return [*kept, *gradients, *step, *moved]
+
+
+def ignores_adapters(inputs: Inputs) -> bool:
+    """Whether adapters are whole on every rank."""
+    return inputs.scenario.fsdp1_config.adapters == "ignored"
+
+
+def _flat_gradients(inputs: Inputs) -> bool:
+    """Whether a unit's flat gradient is of frozen weights too: it is as long as the flat parameter."""
+    return inputs.scenario.fsdp1_config.adapters == "inside"
+
+
+def _in_a_row(inputs: Inputs, ranks: int) -> tuple[int, ...]:
+    tensors = trained_tensors(inputs)
+    if not tensors:
+        return slices_in_a_row(inputs, ranks)
+    return tuple(ceil_div(tensor.numel, ranks) for tensor in tensors)
+
+
+def _kept(inputs: Inputs, state: State) -> Term:
+    """A state's slices; of adapters that are ignored all."""
+    if ignores_adapters(inputs) and state.name not in _FROZEN:
+        return replace(resident(inputs, state, state.total_bytes), formula=state.formula)
+    return resident(inputs, state)
+
+
+def _gradients(inputs: Inputs, state: State, units: Units | None) -> list[Term]:
+    """Slices of reduced gradients; with no_sync, whole ones that wait for the last micro-step."""
+    num_bytes = _gradient_bytes(inputs, state, units)
+    waits = inputs.accumulates and inputs.scenario.fsdp1_config.no_sync
+    grown = growing_gradients(inputs, state, num_bytes)
+
+    def at(index: int, moment: Moment) -> int:
+        if inputs.scenario.shards_on_host and moment.phase is not Phase.BACKWARD:
+            return 0  # copied to the host when they are reduced, but let go of at the backward's end
+        if moment.phase is Phase.IDLE and inputs.scenario.fsdp1_config.use_orig_params:
+            # zero_grad lets go of the parameters' views; the flat gradient goes in the next forward
+            # (_runtime_utils.py, _reset_flat_param_grad_info_if_needed).
+            return num_bytes
+        return 0 if waits and moment.phase is not Phase.OPTIMIZER else grown.at(index)
+
+    sliced = replace(grown, bytes_at=tuple(at(index, moment) for index, moment in enumerate(inputs.timeline)))
+    return [sliced, *(_waiting(inputs, units) if waits and units is not None else [])]
+
+
+def _gradient_bytes(inputs: Inputs, state: State, units: Units | None) -> int:
+    if ignores_adapters(inputs):
+        return state.total_bytes
+    if _flat_gradients(inputs) and units is not None:
+        values = sum(layer.shard for layer in units.layers)
+        return values * inputs.states.trained_as.grad_dtype.size
+    return resident(inputs, state).largest
+
+
+def _waiting(inputs: Inputs, units: Units) -> list[Term]:
+    """Whole gradients in the computation's dtype, unit by unit: they stay from the first micro-step to the last."""
+    num_bytes = sum(unit.gradients for unit in (*units.layers, units.root))
+    phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+    return [
+        Term(
+            name="unsharded_gradients",
+            category=Category.GRADIENTS,
+            bytes_at=during(inputs.timeline, lambda moment: num_bytes if moment.phase in phases else 0),
+            formula=Formula(symbols=r"\sum G_i + G_R", numbers=product(num_bytes)),
+            source="torch 2.13, distributed/fsdp/_runtime_utils.py, _post_backward_hook: without _sync_gradients",
+        )
+    ]

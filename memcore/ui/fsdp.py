@@ -1,0 +1,100 @@
+"""FSDP's settings, the older one's and FSDP2's, as widgets of the sidebar, and a scenario's fields from them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from memcore.engine_options import EngineName
+from memcore.i18n import gettext as _
+from memcore.scenario import Fsdp1Config, Fsdp2Config, Method, Scenario
+
+
+def fsdp_values(scenario: Scenario) -> dict[str, Any]:
+    """The value of every widget for a scenario."""
+    fsdp1, fsdp2 = scenario.fsdp1_config, scenario.fsdp2_config
+    of_fsdp1 = scenario.parallelism.engine is EngineName.FSDP1
+    return {
+        "w_reshard": (fsdp1 if of_fsdp1 else fsdp2).reshard_after_forward,
+        "w_reshard_exception": fsdp2.reshard_exception,
+        "w_fsdp_units": fsdp2.fsdp_units,
+        "w_fsdp_offload": scenario.shards_on_host,
+        "w_fsdp_adapters": fsdp1.adapters or "apart",
+        "w_no_sync": fsdp1.no_sync,
+        "w_around": fsdp1.checkpoint_around_units,
+    }
+
+
+def fsdp_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's own settings, those at their defaults left out; of FSDP1 those that no widget edits are `base`'s.
+
+    What does nothing beside the rest of the widgets (adapters without adapters) is left out.
+    """
+    own = {"reshard_after_forward": values["w_reshard"], "cpu_offload": values["w_fsdp_offload"]}
+    if engine is EngineName.FSDP2:
+        exception = values["w_reshard_exception"] if values["w_reshard"] else None
+        own |= {"reshard_exception": exception, "fsdp_units": values["w_fsdp_units"]}
+        return {} if own == Fsdp2Config().model_dump() else own
+    full = values["w_method"] == Method.FULL
+    own |= {
+        "adapters": None if full or values["w_fsdp_adapters"] == "apart" else values["w_fsdp_adapters"],
+        "no_sync": values["w_no_sync"] and values["w_accum"] > 1 and not values["w_fsdp_offload"],
+        "checkpoint_around_units": values["w_around"] and values["w_checkpointing"] not in ("none", "attention"),
+    }
+    names = ("use_orig_params", "backward_prefetch", *(["autocast"] if full else []))
+    kept = {name: base[name] for name in names if name in base}
+    defaults = Fsdp1Config()
+    return {name: value for name, value in {**kept, **own}.items() if value != getattr(defaults, name)}
+
+
+def fsdp_widgets(engine: EngineName) -> None:
+    """The widgets of one of the two."""
+    if engine is EngineName.FSDP2:
+        _fsdp2_units()
+    else:
+        st.toggle("reshard_after_forward", key="w_reshard", help="FULL_SHARD")
+    st.toggle(
+        "offload_policy" if engine is EngineName.FSDP2 else "cpu_offload",
+        key="w_fsdp_offload",
+        help=_("CPUOffloadPolicy: shards, their gradients and the optimizer's states are kept on the host.")
+        if engine is EngineName.FSDP2
+        else _("CPUOffload: shards, their gradients and the optimizer's states are kept on the host."),
+    )
+    if engine is EngineName.FSDP2:
+        st.number_input(
+            _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
+            help=_("Groups that hold the same; the GPUs of one group divide the states."),
+        )  # fmt: skip
+        return
+    chosen = st.session_state
+    if chosen["w_method"] != Method.FULL:
+        kinds = {
+            "apart": _("units of their own"),
+            "inside": _("in their layer's unit"),
+            "ignored": _("whole on every rank"),
+        }
+        st.selectbox(_("Adapters"), list(kinds), key="w_fsdp_adapters", format_func=kinds.__getitem__)
+    if chosen["w_accum"] > 1:
+        st.toggle("no_sync", key="w_no_sync", help=_("Of several micro-steps the last alone reduces gradients."))
+    if chosen["w_checkpointing"] not in ("none", "attention"):
+        st.toggle(
+            _("Checkpoint around units"), key="w_around",
+            help=_("Under Hugging Face's Trainer before transformers 5: a layer is gathered again to be recomputed."),
+        )  # fmt: skip
+
+
+def _fsdp2_units() -> None:
+    """What is gathered together, and what of it stays so after its forward."""
+    units = {
+        "block_root": _("layers; all else in the root"),
+        "block_embed_head": _("layers, embedding, norm with head"),
+    }
+    st.selectbox(_("FSDP units"), list(units), key="w_fsdp_units", format_func=units.__getitem__)
+    st.toggle("reshard_after_forward", key="w_reshard")
+    if st.session_state["w_reshard"]:
+        kept = {"last_block": _("the last layer"), "head": _("the head"), "last_block+head": _("last layer and head")}
+        st.selectbox(
+            _("Not resharded"), [None, *kept], key="w_reshard_exception",
+            format_func=lambda name: kept.get(name, _("nothing")),
+            help=_("torchtitan keeps its last unit gathered from the forward to the backward, which follows at once."),
+        )  # fmt: skip
