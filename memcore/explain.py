@@ -167,9 +167,16 @@ OPERATION_LABELS = {
     "grouped_mm": mark("experts' products"),
 }
 LOSS_LABELS = {
-    "unfused": mark("unfused, FP32 logits"),
-    "chunked": mark("in chunks"),
+    "unfused": mark("unfused"),
+    "chunked_ce": mark("cross entropy in chunks"),
+    "chunked": mark("head and cross entropy in chunks"),
+    "fused_ce": mark("fused cross entropy, gradient in place"),
     "fused": mark("fused with the head"),
+}
+UPCAST_LABELS = {
+    "model": mark("in the model's forward"),
+    "loss": mark("in the loss"),
+    "none": mark("nowhere"),
 }
 FUSED_LABELS = {
     "rmsnorm": mark("RMSNorm"),

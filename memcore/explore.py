@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from memcore.activations import Activations, LayerForm, SegmentLaw, model_activations, segment_law
 from memcore.activations.loss import loss_bytes
 from memcore.budget import Budget
-from memcore.scenario import Scenario, parse_scenario, scenario_data
+from memcore.scenario import Loss, Scenario, parse_scenario, scenario_data
 
 ATTENTIONS = ("flash", "memory_efficient", "eager")
-LOSSES = ("unfused", "chunked", "fused")
 SEQUENCES = tuple(2**power for power in range(9, 18))
 
 
@@ -162,19 +161,21 @@ def layer_rows(budget: Budget) -> list[LayerRow]:
 
 
 def loss_rows(budget: Budget) -> list[tuple[str, int]]:
-    """Bytes of logits and loss for each implementation of the loss."""
+    """Bytes of logits and loss for each implementation of the loss: the scenario's own as it is, others as usual."""
     if budget.inventory is None:
         return []
     shapes, width = budget.inventory.shapes, budget.states.precision.convention.compute_dtype.size
     workload, full = budget.scenario.workload, budget.states.trained == budget.states.n_params
 
-    def size(loss: str) -> int:
-        each = workload.model_copy(update={"loss": loss})
+    usual = {"loss_chunks": None, "logits_upcast": None, "shifted_copy": False}
+
+    def size(loss: Loss) -> int:
+        each = workload if loss is workload.loss else workload.model_copy(update={**usual, "loss": loss})
         return loss_bytes(
             each, shapes.vocab_size, shapes.hidden_size, width, trains_head=full, softcap=shapes.final_softcap
         )[0]
 
-    return [(loss, size(loss)) for loss in LOSSES]
+    return [(loss.value, size(loss)) for loss in Loss]
 
 
 def layer_of(budget: Budget, attention: str) -> LayerForm | None:

@@ -151,7 +151,7 @@ def scenarios(draw: st.DrawFn, *, configs: bool = True) -> Scenario:
                     "grad_accum": st.integers(1, 10**6),
                     "attention": st.sampled_from(["flash", "eager", "memory_efficient"]),
                     "checkpointing": st.sampled_from(["none", "full", "attention", "segments(4)", "first(3)"]),
-                    "loss": st.sampled_from(["unfused", "chunked", "fused"]),
+                    "loss": st.sampled_from(["unfused", "chunked_ce", "chunked", "fused_ce", "fused"]),
                 },
             )
         ),

@@ -197,7 +197,7 @@ class TestRows:
 
     def test_losses(self):
         rows = dict(loss_rows(budget_of()))
-        assert list(rows) == ["unfused", "chunked", "fused"]
+        assert list(rows) == ["unfused", "chunked_ce", "chunked", "fused_ce", "fused"]
         assert rows["unfused"] == 12 * 8192 * 128_256
         assert rows["unfused"] > rows["chunked"] > rows["fused"]
 

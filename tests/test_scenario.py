@@ -612,6 +612,21 @@ def test_every_catalogue_config_is_accepted_and_normalising_it_twice_changes_not
             assert normalise_config(once) == once
 
 
+@pytest.mark.parametrize(
+    ("workload", "field"),
+    [
+        ({"loss": "unfused", "loss_chunks": 4}, "workload.loss_chunks"),
+        ({"loss": "fused", "logits_upcast": "model"}, "workload.logits_upcast"),
+        ({"loss": "chunked", "shifted_copy": True}, "workload.shifted_copy"),
+        ({"loss": "vocab_parallel_ce"}, "workload.loss"),
+    ],
+)
+def test_what_does_nothing_for_the_loss_is_refused(workload: dict[str, Any], field: str):
+    with pytest.raises(UserError) as caught:
+        parse_scenario({"model": {"n_params": "7b"}, "workload": workload})
+    assert caught.value.field == field
+
+
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -634,7 +649,8 @@ FIELDS = {
         "state_dtype", "optimizer", "quantization", "lora",
     ),
     "offload": ("optimizer", "parameters", "activations"),
-    "workload": ("micro_batch", "seq_len", "grad_accum", "attention", "checkpointing", "loss"),
+    "workload": ("micro_batch", "seq_len", "grad_accum", "attention", "checkpointing", "loss", "loss_chunks",
+                 "logits_upcast", "shifted_copy", "logits_retained"),
 }  # fmt: skip
 DTYPES = st.sampled_from([None, "fp32", "bf16", "fp16"])
 

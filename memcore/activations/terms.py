@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memcore.activations.held import is_used
 from memcore.activations.layer import LayerForm, Traits, layer_form, norm_bytes
-from memcore.activations.loss import loss_bytes, product_formula
+from memcore.activations.loss import held_width, loss_bytes, product_formula
 from memcore.activations.recompute import Checkpointing, checkpointing
 from memcore.engine_options import EngineName
 from memcore.models import Inventory, Role, Tensor
@@ -214,7 +214,7 @@ def loss_terms(
         work, shapes.vocab_size, shapes.hidden_size, width, trains_head=full, softcap=shapes.final_softcap
     )
     norm = tokens * shapes.hidden_size * (norm_bytes(shapes.norm, full, width) + width)
-    held = width * tokens * shapes.vocab_size if work.logits_retained and work.loss != "fused" else 0
+    held = held_width(work, width) * tokens * shapes.vocab_size
 
     def at(moment: Moment) -> int:
         if moment.phase is Phase.LOSS:

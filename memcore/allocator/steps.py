@@ -118,6 +118,7 @@ class _Run:
 
     def _pass(self, moments: Moments, *, first: bool, accumulates: bool) -> None:
         blocks: dict[int, Block] = {}
+        gradients: dict[int, Block] = {}
         allocate, release = self.allocator.allocate, self.allocator.release
         backward = False
         for name, events in moments:
@@ -128,19 +129,31 @@ class _Run:
                 backward = True
             self._set_levels(name)
             for event in events:
-                if not event.num_bytes:
+                if not event.num_bytes and event.storage in blocks:
                     release(blocks.pop(event.storage))
+                elif not event.num_bytes:
+                    self._drop_gradient(gradients.pop(event.storage, None))
                 elif not event.gradient:
                     blocks[event.storage] = allocate(event.num_bytes, event.stream)
                 elif self.plan.gradients_traced:
                     block = allocate(event.num_bytes, event.stream)
                     # A later micro-step's gradient is added to the first one's at once.
-                    release(block) if accumulates else self._gradients.append(block)
+                    if accumulates:
+                        release(block)
+                    else:
+                        gradients[event.storage] = block
+                        self._gradients.append(block)
         # A fused loss makes a gradient in the forward, where it is not known to be one.
         if self.plan.gradients_traced and not accumulates:
             self._gradients += blocks.values()
         else:
             self.give_back(blocks.values())
+
+    def _drop_gradient(self, block: Block | None) -> None:
+        """A gradient goes before the update: a tied head's, into its sum with the embedding's."""
+        if block is not None:
+            self._gradients = [each for each in self._gradients if each is not block]
+            self.allocator.release(block)
 
     def _set_levels(self, moment: str) -> None:
         """Each of the engine's terms has its bytes of a moment: what comes is one block, what goes the newest."""

@@ -6,6 +6,7 @@ sentence. :func:`parse_scenario` turns whatever is wrong with outside data into 
 
 from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import MAX_GPUS, MAX_TOKENS
+from memcore.scenario.losses import DEFAULT_CHUNKS, IN_CHUNKS, Loss, Upcast, usual_upcast
 from memcore.scenario.parts import (
     Device,
     Hardware,
@@ -23,6 +24,8 @@ from memcore.scenario.reading import MAX_SCENARIO_CHARS, decode_json, parse_scen
 from memcore.scenario.whole import Scenario
 
 __all__ = [
+    "DEFAULT_CHUNKS",
+    "IN_CHUNKS",
     "MAX_GPUS",
     "MAX_SCENARIO_CHARS",
     "MAX_TOKENS",
@@ -33,6 +36,7 @@ __all__ = [
     "Fsdp2Config",
     "Hardware",
     "Lora",
+    "Loss",
     "Method",
     "Model",
     "Offload",
@@ -41,9 +45,11 @@ __all__ = [
     "Quantization",
     "Recipe",
     "Scenario",
+    "Upcast",
     "Workload",
     "ZeroConfig",
     "decode_json",
     "parse_scenario",
     "scenario_data",
+    "usual_upcast",
 ]

@@ -23,6 +23,7 @@ from memcore.scenario.fields import (
     named_only,
     refuse,
 )
+from memcore.scenario.losses import DEFAULT_CHUNKS, Loss, Upcast, check_loss, usual_upcast
 from memcore.units import MAX_PARAMS
 
 _SAVED = "attention|mm|mm_alternate|bmm|grouped_mm"
@@ -211,10 +212,12 @@ class Workload(Part):
     `checkpointing`: none, full (every layer), segments(k) (groups of k layers, one kept input each),
     every_nth(n) (each n-th layer recomputed), first(n), attention (its scores only), save(...) (every layer, but
     for the results of the operations named: attention, mm, mm_alternate (every second of them), bmm, grouped_mm).
-    `reentrant`: torch's reentrant checkpoint. `logits_retained`: the loop keeps the model's output, logits included,
-    until the backward is done. `use_cache`: the output holds every layer's keys and values too, as for generation,
-    until the loss is known; Hugging Face's classes switch that off where they recompute, but for GPTBigCode's of
-    transformers 4.
+    `reentrant`: torch's reentrant checkpoint. Of the loss, see memcore.scenario.losses: `loss_chunks`: into how many
+    chunks its tokens are cut, where it has chunks (None: 8). `logits_upcast`: where logits become FP32 (None: what is
+    usual for the loss). `shifted_copy`: logits are shifted against their labels by a copy, of a fused loss the hidden
+    states. `logits_retained`: the loop keeps the model's output, logits included, until the backward is done.
+    `use_cache`: the output holds every layer's keys and values too, as for generation, until the loss is known; Hugging
+    Face's classes switch that off where they recompute, but for GPTBigCode's of transformers 4.
     `last_loss_held`: the loop's variables hold the last step's loss, and with it that step's graph, until the next loss
     is there.
     `fused_kernels`: which of a layer's operations run as one kernel each, which keeps less and writes gradients in
@@ -228,7 +231,10 @@ class Workload(Part):
     attention: Literal["flash", "eager", "memory_efficient"] = "flash"
     checkpointing: str = "none"
     reentrant: bool = False
-    loss: Literal["unfused", "chunked", "fused"] = "unfused"
+    loss: Loss = Loss.UNFUSED
+    loss_chunks: Annotated[Whole, Field(ge=1, le=65536)] | None = None
+    logits_upcast: Upcast | None = None
+    shifted_copy: bool = False
     logits_retained: bool = False
     use_cache: bool = False
     last_loss_held: bool = False
@@ -250,3 +256,18 @@ class Workload(Part):
             message = _("{field} is set, which does nothing when workload.checkpointing is {kind}.")
             raise refuse("workload.reentrant", message, kind=self.checkpointing)
         return self
+
+    @model_validator(mode="after")
+    def _known_loss(self) -> Self:
+        check_loss(self)
+        return self
+
+    @property
+    def num_loss_chunks(self) -> int:
+        """Chunks of the loss, where it has any."""
+        return self.loss_chunks or DEFAULT_CHUNKS
+
+    @property
+    def upcast(self) -> Upcast:
+        """Where logits become FP32."""
+        return self.logits_upcast or usual_upcast(self.loss)

@@ -10,7 +10,6 @@ from memcore.scenario import Scenario, parse_scenario
 from memcore.score.gaps import (
     ATTENTIONS,
     CHECKPOINTINGS,
-    LOSSES,
     OPTIMIZERS,
     PREFETCHES,
     SAVED,
@@ -18,6 +17,7 @@ from memcore.score.gaps import (
     UNITS,
     gaps_of,
 )
+from memcore.score.losses import loss_fields
 from memcore.score.record import Run
 
 # The month of bitsandbytes 0.43.2, which no longer keeps the input of a product with a 4-bit weight.
@@ -194,8 +194,7 @@ def _workload(run: Run) -> dict[str, Any]:
         "attention": ATTENTIONS[work.attention],
         "checkpointing": f"save({','.join(saved)})" if saved else CHECKPOINTINGS[work.checkpointing],
         "reentrant": work.checkpointing == "full_reentrant",
-        "loss": LOSSES[work.loss],
-        "logits_retained": work.logits_retained,
+        **loss_fields(run),
         "last_loss_held": _last_loss_held(run),
         "use_cache": _is_transformers_4(run) and run.model.config.get("model_type") in CACHING,
         "compile": work.compile,

@@ -9,13 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memcore.activations.loss import NUM_LOSS_CHUNKS, fused_chunk
-from memcore.configs import SHAPE_NAMES
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.scenario import Quantization
+from memcore.score.losses import loss_gaps
 from memcore.score.record import Run, RunRecipe
-from memcore.units import ceil_div
 
 _DTYPES = ("fp32", "bf16", "fp16")
 _FSDP = (EngineName.FSDP1, EngineName.FSDP2)
@@ -33,12 +31,6 @@ class Gap:
 # The values of a field that a scenario expresses, where it has another name for them.
 ATTENTIONS = {"flash": "flash", "eager": "eager", "sdpa_efficient": "memory_efficient"}
 CHECKPOINTINGS = {"none": "none", "full": "full", "full_reentrant": "full", "selective_attention": "attention"}
-LOSSES = {
-    "unfused": "unfused",
-    "unfused_fp32_logits": "unfused",
-    "chunked_head_and_ce": "chunked",
-    "fused_linear_ce": "fused",
-}
 # Of save lists: what a scenario has under another name, and what does not occur on one rank's whole tensors in 16 bits
 # (reduce_scatter is tensor parallelism's; max and abs are FP8's).
 SAVED = {"sdpa": "attention", "flex": "attention", "mm_alternate": "mm_alternate"}
@@ -242,38 +234,10 @@ def _workload(run: Run) -> Iterator[Gap]:
     else:
         yield from _unless("workload.checkpointing", work.checkpointing, *CHECKPOINTINGS)
         yield from _unless("workload.sac_save", work.sac_save, None)
-    yield from _loss(run)
+    yield from (Gap(field=field, what=what[:_MAX_CHARS]) for field, what in loss_gaps(run))
     yield from _unless("workload.loss_compiled", work.loss_compiled, False)
     others = [name for name in work.fused_kernels if name not in FUSED_KERNELS]
     yield from _unless("workload.fused_kernels", others, [])
     offloads = {**{each: ["params+grads+optimizer"] for each in _FSDP}, EngineName.DEEPSPEED: ["params+optimizer"]}
     allowed = offloads.get(EngineName(run.parallelism.engine), []) if run.parallelism.engine in offloads else []
     yield from _unless("workload.offload", work.offload, "none", *allowed)
-
-
-def _loss(run: Run) -> Iterator[Gap]:
-    """A scenario's losses: on the whole logits in FP32; head and loss in torchtune's 8 chunks; Liger's, fused."""
-    work = run.workload
-    yield from _unless("workload.loss", work.loss, *LOSSES)
-    if (kind := LOSSES.get(work.loss)) is None:
-        return
-    dtype = {"unfused": "fp32", "chunked": run.recipe.compute_dtype, "fused": None}[kind]
-    if work.logits_dtype != dtype:
-        what = _("{loss} on logits in {dtype}").format(loss=work.loss, dtype=work.logits_dtype)
-        yield Gap(field="workload.logits_dtype", what=what)
-    chunks = {"unfused": None, "chunked": NUM_LOSS_CHUNKS, "fused": _num_fused_chunks(run)}[kind]
-    if work.loss_chunks != chunks and (kind == "unfused" or work.loss_chunks is not None):
-        yield from _unless("workload.loss_chunks", work.loss_chunks)
-    if kind == "fused":
-        yield from _unless("workload.logits_retained", work.logits_retained, False)
-
-
-def _num_fused_chunks(run: Run) -> int | None:
-    """How many chunks Liger's loss makes of a micro-batch; None without the model's sizes."""
-    sizes = [next((run.model.config[name] for name in SHAPE_NAMES[key] if name in run.model.config), None)
-             for key in ("vocab_size", "hidden_size")]  # fmt: skip
-    vocab, hidden = sizes
-    if not (isinstance(vocab, int) and isinstance(hidden, int) and vocab > 0 and hidden > 0):
-        return None
-    tokens = run.workload.micro_batch * run.workload.seq_len
-    return ceil_div(tokens, fused_chunk(tokens, vocab, hidden))

@@ -154,10 +154,10 @@ def cuda_hidden(func: Any, args: tuple[Any, ...]) -> list[tuple[int, bool]]:
 def cpu_hidden(func: Any, args: tuple[Any, ...]) -> list[tuple[int, bool]]:
     """Bytes of the copies that the CPU makes of a pointwise operation's operands where their dtypes differ.
 
-    Source: torch 2.13, aten/src/ATen/TensorIterator.cpp, compute_types; CUDA's kernels convert as they read. What
-    comes and goes inside one call is left out (measured with torch 2.13: the flash forward takes a buffer per thread,
-    0.3 MB at 512 tokens, oneDNN's 16-bit products packed copies, as the processor's instructions ask): the real runs
-    of tests/trace show where one of them is at a step's peak.
+    Source: torch 2.13, aten/src/ATen/TensorIterator.cpp, compute_types (cast_common_dtype_to_outputs); CUDA's kernels
+    convert as they read. What comes and goes inside one call is left out (measured with torch 2.13: the flash forward
+    takes a buffer per thread, 0.3 MB at 512 tokens, oneDNN's 16-bit products packed copies, as the processor's
+    instructions ask): the real runs of tests/trace show where one of them is at a step's peak.
     """
     if torch.Tag.pointwise not in func.tags:
         return []
@@ -166,4 +166,6 @@ def cpu_hidden(func: Any, args: tuple[Any, ...]) -> list[tuple[int, bool]]:
         return []
     common = torch.result_type(floats[0], floats[1])
     copied = sum(tensor.numel() for tensor in floats if tensor.dtype != common)
+    if func._schema.is_mutable and args[0].dtype != common:  # noqa: SLF001  in place: the result is a copy too
+        copied += args[0].numel()
     return [(copied * common.itemsize, False)]

@@ -1,24 +1,50 @@
-"""The loss of a traced step, for each implementation of it.
+"""The loss of a traced step, for each implementation of it (memcore.scenario.losses says whose each is).
 
 Worker processes only: imports torch.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.nn.functional as functional
 from torch import nn
 
-from memcore.activations.loss import NUM_LOSS_CHUNKS, fused_chunk
+from memcore.activations.loss import fused_chunk
+from memcore.scenario import Loss, Upcast
+from memcore.trace.request import Request
 
 
-def loss_of(model: Any, tokens: torch.Tensor, kind: str) -> tuple[torch.Tensor, Any]:
-    """Run the model's forward and the loss: "unfused", "chunked" or "fused". Returns the loss, and the outputs, logits
-    included, that a training loop may hold until the backward is done."""
-    if kind == "unfused":
+def loss_of(model: Any, tokens: torch.Tensor, request: Request) -> tuple[torch.Tensor, Any]:
+    """Run the model's forward and the loss. Returns the loss, and the outputs, logits included, that a training loop
+    may hold until the backward is done."""
+    kind, upcast = Loss(request.loss), request.upcast
+    if kind is Loss.FUSED:
+        return _fused(model, tokens, in_fp32=upcast is Upcast.LOSS, shifted_copy=request.shifted_copy), None
+    if kind is Loss.CHUNKED:
+        return _chunked(model, tokens, request.loss_chunks, upcast)
+    if kind is Loss.UNFUSED and upcast is Upcast.LOSS and not request.shifted_copy:
         output = model(input_ids=tokens, labels=tokens, use_cache=False)
         return output.loss, output
-    return _chunked(model, tokens) if kind == "chunked" else (_fused(model, tokens), None)
+    with _decoder_output_held(model) if request.shifted_copy else nullcontext():
+        logits = model(input_ids=tokens, use_cache=False).logits
+        if upcast is Upcast.MODEL:
+            logits = logits.float()
+        return _cross_entropy(logits, tokens, request), logits
+
+
+@contextmanager
+def _decoder_output_held(model: Any) -> Iterator[None]:
+    """Keep what the decoder returns until the block ends: the transformers that copied shifted logits did so within the
+    model's forward, whose variables hold the hidden states (4.45.2, modeling_llama.py, LlamaForCausalLM.forward)."""
+    held: list[Any] = []
+    hook = model.get_decoder().register_forward_hook(lambda _module, _args, output: held.append(output))
+    try:
+        yield
+    finally:
+        hook.remove()
+        held.clear()
 
 
 def hidden_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
@@ -27,56 +53,118 @@ def hidden_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return states
 
 
-def _chunked(model: Any, tokens: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The head on one chunk of tokens after the other, then the sum of their losses in FP32.
+def _cross_entropy(outputs: torch.Tensor, tokens: torch.Tensor, request: Request) -> torch.Tensor:
+    """The loss function on all logits. What it makes of them is held until it returns.
+
+    Sources: transformers 4.48.1, loss/loss_utils.py, ForCausalLMLoss; litgpt 0.5, utils.py, chunked_cross_entropy, of
+    chunks the log-softmaxes of which autograd keeps.
+    """
+    kind = Loss(request.loss)
+    whole = kind is not Loss.CHUNKED_CE
+    logits = outputs.float() if request.upcast is Upcast.LOSS and whole else outputs
+    shifted = logits[:, :-1].contiguous() if request.shifted_copy else logits
+    labels = tokens[:, 1:].contiguous() if request.shifted_copy else tokens
+    flat, labels = shifted.view(-1, logits.shape[-1]), labels.view(-1)
+    if kind is Loss.FUSED_CE:
+        loss: torch.Tensor = _FusedLoss.apply(flat, labels)  # type: ignore[no-untyped-call]
+        return loss.sum() / labels.numel()
+    if whole:
+        return functional.cross_entropy(flat, labels)
+    num, in_fp32 = request.loss_chunks, request.upcast is Upcast.LOSS
+    losses = [
+        functional.cross_entropy(chunk.float() if in_fp32 else chunk, its_labels, reduction="none")
+        for chunk, its_labels in zip(flat.chunk(num), labels.chunk(num), strict=True)
+    ]
+    return torch.cat(losses).sum() / labels.numel()
+
+
+def _chunked(
+    model: Any, tokens: torch.Tensor, num_chunks: int, upcast: Upcast
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The head on one chunk of tokens after the other, then the sum of their losses.
 
     Source: torchtune, modules/transformer.py, TransformerDecoder.chunked_output; modules/loss/
-    ce_chunked_output_loss.py, CEWithChunkedOutputLoss, not compiled.
+    ce_chunked_output_loss.py, CEWithChunkedOutputLoss, not compiled. litgpt's chunks are of 128 tokens each but for
+    the last (model.py, GPT.forward: lm_head_chunk_size); here they are of equal length.
     """
     head = model.get_output_embeddings()
-    logits = [head(chunk) for chunk in hidden_of(model, tokens).chunk(NUM_LOSS_CHUNKS, dim=1)]
+    logits = [head(chunk) for chunk in hidden_of(model, tokens).chunk(num_chunks, dim=1)]
+    if upcast is Upcast.MODEL:
+        logits = [chunk.float() for chunk in logits]
     total: Any = 0.0
-    for chunk, labels in zip(logits, tokens.chunk(NUM_LOSS_CHUNKS, dim=1), strict=True):
+    for chunk, labels in zip(logits, tokens.chunk(num_chunks, dim=1), strict=True):
         flat = chunk.reshape(-1, chunk.shape[-1])
-        total = total + functional.cross_entropy(flat.float(), labels.reshape(-1), reduction="sum")
-        del flat
+        seen = flat.float() if upcast is Upcast.LOSS else flat
+        total = total + functional.cross_entropy(seen, labels.reshape(-1), reduction="sum")
+        del flat, seen
     return total / tokens.numel(), logits
 
 
-def _fused(model: Any, tokens: torch.Tensor) -> torch.Tensor:
+class _FusedLoss(torch.autograd.Function):
+    """A cross entropy that keeps its logits, and writes their gradient over them.
+
+    Source: unsloth, kernels/cross_entropy_loss.py, Fast_CrossEntropyLoss, as fms-acceleration has it; of Megatron-LM,
+    core/tensor_parallel/cross_entropy.py, it is the softmax in FP32 that takes the logits' place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        tokens = logits.shape[0]
+        losses, sums = (torch.empty(tokens, dtype=torch.float32, device=logits.device) for _each in range(2))
+        ctx.save_for_backward(logits, sums, labels)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
+        return ctx.saved_tensors[0], None
+
+
+def _fused(model: Any, tokens: torch.Tensor, *, in_fp32: bool, shifted_copy: bool) -> torch.Tensor:
     head: nn.Module = model.get_output_embeddings()
     states = hidden_of(model, tokens)
-    loss: torch.Tensor = _FusedLinearLoss.apply(states.reshape(-1, states.shape[-1]), head.weight, tokens.reshape(-1))  # type: ignore[no-untyped-call]
+    # Held beside their copy, as the forward does that this stands for.
+    shifted, labels = (states[:, :-1].contiguous(), tokens[:, 1:].contiguous()) if shifted_copy else (states, tokens)
+    flat = shifted.reshape(-1, states.shape[-1])
+    loss: torch.Tensor = _FusedLinearLoss.apply(flat, head.weight, labels.reshape(-1), in_fp32)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _FusedLinearLoss(torch.autograd.Function):
-    """Head and loss in one: the gradients are made in the forward, one chunk of logits at a time.
+    """Head and loss in one: the gradients are made in the forward, one chunk of logits at a time, whose gradient
+    overwrites them. A chunk's last logits are held while the next ones are made.
 
-    Source: Liger Kernel, ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward, on CUDA: one buffer
-    for a chunk's logits, which their gradient overwrites; products go straight to where their results are kept.
+    Source: Liger Kernel, ops/fused_linear_cross_entropy.py, fused_linear_cross_entropy_forward: 0.7, and with
+    `in_fp32` 0.3.1, where each chunk is cast to FP32 and back, and scaled into a copy.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, states: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, in_fp32: bool
+    ) -> torch.Tensor:
         tokens, (vocab, hidden) = states.shape[0], weight.shape
         chunk = fused_chunk(tokens, vocab, hidden)
         of_states = torch.zeros_like(states)
         of_weight = torch.zeros_like(weight) if weight.requires_grad else None
         losses = torch.zeros(tokens, dtype=torch.float32, device=states.device)
-        logits = torch.empty((chunk, vocab), dtype=states.dtype, device=states.device)
         for start in range(0, tokens, chunk):
             part = slice(start, min(start + chunk, tokens))
-            of_logits = logits[: part.stop - start]
-            torch.mm(states[part], weight.t(), out=of_logits)
-            torch.mm(of_logits, weight, out=of_states[part])
-            if of_weight is not None:
-                of_weight.addmm_(of_logits.t(), states[part])
-        del logits, of_logits
+            logits = states[part] @ weight.t()
+            if in_fp32:
+                computed = logits.dtype
+                logits = logits.float()
+                logits = logits.to(computed)
+                of_logits = logits * 1.0
+            else:
+                of_logits = logits
+            of_states[part] = of_logits @ weight
+            if of_weight is not None and in_fp32:
+                torch.addmm(of_weight, logits.t(), states[part], out=of_weight)
+            elif of_weight is not None:
+                of_weight += torch.mm(of_logits.t(), states[part]).float()
         ctx.save_for_backward(of_states, of_weight)
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *_gradients: torch.Tensor) -> Any:
         of_states, of_weight = ctx.saved_tensors
-        return of_states, of_weight, None
+        return of_states, of_weight, None, None

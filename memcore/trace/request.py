@@ -9,7 +9,18 @@ from memcore.i18n import gettext as _
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.optimizers import OptimizerName
 from memcore.recipes import Convention, ConventionName, DType
-from memcore.scenario import Lora, Method, Quantization, Scenario, Workload, parse_scenario
+from memcore.scenario import (
+    DEFAULT_CHUNKS,
+    Lora,
+    Loss,
+    Method,
+    Quantization,
+    Scenario,
+    Upcast,
+    Workload,
+    parse_scenario,
+    usual_upcast,
+)
 from memcore.states import precision_of
 
 # Their optimizers step on the model's own tensors, whole, or on a shard of each; the others' on flat slices.
@@ -89,12 +100,11 @@ class FlatSharding:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
-    `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` "unfused", "chunked",
-    "fused" or "none" (the decoder alone). `fused_kernels` as a Workload has them, `experts` and `code` as a Model.
-    `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `compiled`: each layer by
-    torch.compile, on the CPU's `kernels` with an own kernel for each operation. `full_depth`: run every layer, to check
-    the replay.
-    """
+    `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` is a kind of Loss, or
+    "none" (the decoder alone); what goes with it, and `fused_kernels`, are as a Workload has them, `experts` and `code`
+    as a Model. `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `compiled`: each
+    layer by torch.compile, on the CPU's `kernels` with an own kernel for each operation. `full_depth`: run every layer,
+    to check the replay."""
 
     config: Mapping[str, Any]
     micro_batch: int
@@ -105,6 +115,9 @@ class Request:
     loss: str
     code: str = "transformers"
     reentrant: bool = False
+    loss_chunks: int = DEFAULT_CHUNKS
+    logits_upcast: str | None = None
+    shifted_copy: bool = False
     logits_retained: bool = False
     use_cache: bool = False
     fused_kernels: tuple[str, ...] = ()
@@ -118,6 +131,11 @@ class Request:
     compiled: bool = False
     kernels: str = "cuda"
     full_depth: bool = False
+
+    @property
+    def upcast(self) -> Upcast:
+        """Where logits become FP32."""
+        return Upcast(self.logits_upcast) if self.logits_upcast else usual_upcast(Loss(self.loss))
 
 
 def read_request(payload: Mapping[str, Any]) -> Request:
@@ -150,7 +168,10 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         code=scenario.model.code,
         checkpointing=work.checkpointing,
         reentrant=work.reentrant,
-        loss=work.loss,
+        loss=work.loss.value,
+        loss_chunks=work.num_loss_chunks,
+        logits_upcast=work.upcast.value,
+        shifted_copy=work.shifted_copy,
         logits_retained=work.logits_retained,
         use_cache=work.use_cache,
         fused_kernels=work.fused_kernels,

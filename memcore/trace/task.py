@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from memcore.errors import UserError
+from memcore.scenario import IN_CHUNKS, Loss
 from memcore.settings import settings
 from memcore.trace.kept import Kept, KeptFiles
 from memcore.trace.limits import check_sizes
@@ -24,7 +25,7 @@ from memcore.trace.tape import Tape, dump_tape, load_tape
 from memcore.trace.tracer import in_words, record
 
 # These losses cut the tokens into chunks: no polynomial, but for sizes that the chunks divide.
-_CUT_INTO_CHUNKS = ("chunked", "fused")
+_CUT_INTO_CHUNKS = (*IN_CHUNKS, Loss.FUSED)
 
 
 def trace_task(payload: dict[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.
             stack.enter_context(torch.autocast("cpu", DTYPES[request.dtype]))
         if request.loss == "none":
             return hidden_of(model, tokens), cached
-        loss, outputs = loss_of(model, tokens, request.loss)
+        loss, outputs = loss_of(model, tokens, request)
         return loss, (outputs, cached)
 
 

@@ -12,7 +12,6 @@ from memcore.explain import (
     ATTENTION_LABELS,
     EVIDENCE_LABELS,
     FUSED_LABELS,
-    LOSS_LABELS,
     METHOD_LABELS,
     OPERATION_LABELS,
 )
@@ -27,6 +26,7 @@ from memcore.settings import settings
 from memcore.terms import EvidenceKind
 from memcore.ui import state
 from memcore.ui.fsdp import fsdp_widgets
+from memcore.ui.loss_settings import draw_loss
 from memcore.ui.state import CATALOGUE, CONFIG, COUNT, ENGINE_DEFAULT
 from memcore.ui.work import fetch
 from memcore.units import ByteUnit, format_count
@@ -281,8 +281,7 @@ def _workload() -> None:
         st.multiselect(_("Saved"), list(operations), key="w_saved", format_func=operations.__getitem__)
     if st.session_state["w_checkpointing"] in state.REENTRANT_CHECKPOINTING:
         st.checkbox(_("Reentrant"), key="w_reentrant", help=_("torch's older checkpoint: use_reentrant=True."))
-    losses = {name: _(label) for name, label in LOSS_LABELS.items()}
-    st.selectbox(_("Loss"), list(losses), key="w_loss", format_func=losses.__getitem__)
+    draw_loss()
     kernels = {name: _(label) for name, label in FUSED_LABELS.items()}
     st.multiselect(
         _("Fused kernels"),

@@ -31,6 +31,7 @@ from memcore.scenario import (
 )
 from memcore.terms import EvidenceKind
 from memcore.ui.fsdp import fsdp_config, fsdp_values
+from memcore.ui.loss_settings import chosen_loss, loss_values
 from memcore.units import ByteUnit
 
 DEFAULT_SCENARIO: dict[str, Any] = {
@@ -107,7 +108,7 @@ def _workload_values(workload: Workload) -> dict[str, Any]:
         "w_k": int(rest) if kind in COUNTED_CHECKPOINTING else 2,
         "w_saved": rest.split(",") if kind == "save" else ["attention", "mm"],
         "w_reentrant": workload.reentrant,
-        "w_loss": workload.loss,
+        **loss_values(workload),
         "w_fused": list(workload.fused_kernels),
         "w_compile": workload.compile,
     }
@@ -203,7 +204,7 @@ def _workload(values: Mapping[str, Any]) -> dict[str, Any]:
         "attention": values["w_attention"],
         "checkpointing": _checkpointing(values),
         "reentrant": values["w_reentrant"] and kind in REENTRANT_CHECKPOINTING,
-        "loss": values["w_loss"],
+        **chosen_loss(values),
         "fused_kernels": values["w_fused"],
         "compile": values["w_compile"],
     }

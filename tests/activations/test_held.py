@@ -172,11 +172,31 @@ def test_plain_attentions_peak_is_the_traces_too(name: str, convention: str):
         assert fullest(predict(scenario)) == pytest.approx(fullest(traced), rel=rel)
 
 
-@pytest.mark.parametrize("loss", ["unfused", "chunked", "fused"])
+LOSSES: tuple[dict[str, Any], ...] = (
+    {"loss": "unfused"},
+    {"logits_upcast": "model", "shifted_copy": True},
+    {"logits_upcast": "loss", "shifted_copy": True},
+    {"logits_upcast": "none", "shifted_copy": True},
+    {"logits_upcast": "model", "logits_retained": True},
+    {"logits_upcast": "none"},
+    {"loss": "chunked"},
+    {"loss": "chunked", "loss_chunks": 16, "logits_upcast": "none"},
+    {"loss": "chunked_ce"},
+    {"loss": "chunked_ce", "loss_chunks": 16, "logits_upcast": "none", "shifted_copy": True, "logits_retained": True},
+    {"loss": "fused_ce", "logits_upcast": "model", "shifted_copy": True},
+    {"loss": "fused_ce", "logits_upcast": "model"},
+    {"loss": "fused_ce"},
+    {"loss": "fused_ce", "logits_upcast": "none", "shifted_copy": True},
+    {"loss": "fused"},
+    {"loss": "fused", "logits_upcast": "loss", "shifted_copy": True},
+)
+
+
+@pytest.mark.parametrize("loss", LOSSES, ids=str)
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "openai-community/gpt2-xl", "google/gemma-3-1b-pt"])
-def test_each_loss_takes_what_its_form_says(name: str, loss: str):
-    """Traced from the operations of each: transformers' own, torchtune's in chunks, Liger's with the head."""
-    workload = {"seq_len": 1024, "micro_batch": 4, "checkpointing": "full", "loss": loss}
+def test_each_loss_takes_what_its_form_says(name: str, loss: dict[str, Any]):
+    """Traced from the operations of each: memcore.scenario.losses says whose they are."""
+    workload = {"seq_len": 1024, "micro_batch": 4, "checkpointing": "full", **loss}
     scenario = parse_scenario({"model": {"name": name}, "workload": workload})
     request = trace_request(scenario)
     assert isinstance(request, dict)

@@ -132,20 +132,35 @@ def test_chunked_by_hand():
     assert loss_bytes(held, 10, 4, 2)[0] == 320 + 640 + 160
 
 
+def test_chunks_in_16_bit_by_hand():
+    """As litgpt's LoRA has them, held: logits and log-softmaxes of 2 bytes each, and two gradients of one chunk."""
+    work = Workload(seq_len=16, loss="chunked", loss_chunks=4, logits_upcast="none", logits_retained=True)
+    assert loss_bytes(work, 10, 4, 2)[0] == 2 * 160 + 2 * 160 + 4 * 40
+
+
 def test_fused_by_hand():
-    """Liger's rule (ops/fused_linear_cross_entropy.py) on its own example: BT = 4096 x 4, V = 32000, H = 4096
-    gives chunks of 2048 tokens. One chunk's logits in BF16, which its gradient overwrites; the gradients of the
-    hidden states and, where it is trained, of the head, made in the forward."""
+    """Liger's rule (ops/fused_linear_cross_entropy.py, 0.7) on its own example: BT = 4096 x 4, V = 32000, H = 4096
+    gives chunks of 2048 tokens. The gradients of the hidden states and, where it is trained, of the head are made in
+    the forward. With a trained head its gradient of one chunk, in BF16 and in FP32, is most beside a chunk's logits;
+    with a frozen one the next chunk's logits, since the last ones are still held."""
     work = Workload(micro_batch=4, seq_len=4096, loss="fused")
-    chunk, states, head = 2 * 2048 * 32_000, 2 * 16_384 * 4096, 2 * 32_000 * 4096
-    assert loss_bytes(work, 32_000, 4096, 2)[0] == chunk + states + head
-    assert loss_bytes(work, 32_000, 4096, 2, trains_head=False)[0] == chunk + states
+    chunk, states, head = 2 * 2048 * 32_000, 2 * 16_384 * 4096, 32_000 * 4096
+    assert loss_bytes(work, 32_000, 4096, 2)[0] == chunk + states + (2 + 2 + 4) * head
+    assert loss_bytes(work, 32_000, 4096, 2, trains_head=False)[0] == 2 * chunk + states
+
+
+def test_the_older_fused_loss_by_hand():
+    """Liger 0.3.1: a chunk in BF16, its copy in FP32, and the last one's gradient: 8 bytes a logit of a chunk. Shifted
+    hidden states are a copy."""
+    work = Workload(micro_batch=4, seq_len=4096, loss="fused", logits_upcast="loss", shifted_copy=True)
+    chunk, states, head = 2048 * 32_000, 2 * 16_384 * 4096, 2 * 32_000 * 4096
+    assert loss_bytes(work, 32_000, 4096, 2)[0] == 8 * chunk + 2 * states + head
 
 
 def test_fused_chunk_is_a_power_of_two_and_never_more_than_all_tokens():
     # ceil(128256 / 4096) = 32 chunks of ceil(8000 / 32) = 250 tokens, rounded up to 256.
     work = Workload(seq_len=8000, loss="fused")
-    assert loss_bytes(work, 128_256, 4096, 2, trains_head=False)[0] == 2 * 256 * 128_256 + 2 * 8000 * 4096
+    assert loss_bytes(work, 128_256, 4096, 2, trains_head=False)[0] == 2 * 2 * 256 * 128_256 + 2 * 8000 * 4096
     # A vocabulary no wider than the hidden size: one chunk of all 3 tokens, not of 4.
     work = Workload(seq_len=3, loss="fused")
     assert loss_bytes(work, 100, 128, 2, trains_head=False)[0] == 2 * 3 * 100 + 2 * 3 * 128

@@ -190,7 +190,7 @@ def test_torchtitans_save_list_arrives():
         ({"recipe__lora": None}, "recipe.lora"),
         ({"workload__loss": "fused_linear_ce", "workload__logits_dtype": None, "workload__loss_chunks": 3},
          "workload.loss_chunks"),
-        ({"workload__loss": "unfused", "workload__logits_dtype": "bf16"}, "workload.logits_dtype"),
+        ({"workload__loss": "unfused", "workload__logits_dtype": "fp16"}, "workload.logits_dtype"),
     ],
 )  # fmt: skip
 def test_what_a_scenario_cannot_express_of_adapters_and_losses(changes: dict[str, Any], field: str):
@@ -202,6 +202,56 @@ def test_ligers_chunks_are_those_of_its_rule():
     fused = {"workload__loss": "fused_linear_ce", "workload__logits_dtype": None}
     assert gaps_of(parse_run(made_up(**fused, workload__loss_chunks=8))) == ()
     assert gaps_of(parse_run(made_up(**fused, workload__loss_chunks=None))) == ()
+
+
+FP32_LOGITS = {"workload__logits_dtype": "fp32"}
+IN_16_BIT = {"workload__logits_dtype": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("software", "changes", "expected"),
+    [
+        ({"transformers": "4.45.2"}, FP32_LOGITS, ("unfused", "model", True)),
+        ({"transformers": "4.48.1"}, FP32_LOGITS, ("unfused", "loss", True)),
+        ({"transformers": "4.49.0"}, FP32_LOGITS, ("unfused", "loss", False)),
+        ({"transformers": "5.0"}, FP32_LOGITS, ("unfused", "loss", False)),
+        ({"date": "2023-12"}, FP32_LOGITS, ("unfused", "model", True)),
+        ({"transformers": "4.48.1"}, IN_16_BIT, ("unfused", "none", True)),
+        ({"framework": "torchtitan"}, FP32_LOGITS, ("unfused", "loss", False)),
+        ({"framework": "torchtune"}, FP32_LOGITS, ("unfused", "model", False)),
+        ({"framework": "litgpt"}, IN_16_BIT, ("unfused", "none", False)),
+        ({"framework": "litgpt"}, {**IN_16_BIT, "workload__loss": "chunked_ce", "workload__loss_chunks": 16},
+         ("chunked_ce", "none", True)),
+        ({"framework": "litgpt"}, {**IN_16_BIT, "workload__loss": "chunked_head_and_ce", "workload__loss_chunks": 9},
+         ("chunked", "none", False)),
+        ({"framework": "torchtune"},
+         {**IN_16_BIT, "workload__loss": "chunked_head_and_ce", "workload__loss_chunks": 8},
+         ("chunked", "loss", False)),
+        ({"transformers": "4.45.2"}, {**FP32_LOGITS, "workload__loss": "fused_ce"}, ("fused_ce", "model", True)),
+        ({"framework": "megatron"}, {**FP32_LOGITS, "workload__loss": "vocab_parallel_ce"},
+         ("fused_ce", "loss", False)),
+        ({"transformers": "4.45.2", "date": "2024-11"},
+         {"workload__logits_dtype": None, "workload__loss": "fused_linear_ce"}, ("fused", "loss", True)),
+        ({"transformers": "5.0", "date": "2026-01"},
+         {"workload__logits_dtype": None, "workload__loss": "fused_linear_ce"}, ("fused", "none", False)),
+    ],
+)  # fmt: skip
+def test_a_loss_is_that_of_the_runs_library(
+    software: dict[str, Any], changes: dict[str, Any], expected: tuple[Any, ...]
+):
+    """As memcore.scenario.losses has them."""
+    named = {f"software__{name}": value for name, value in software.items()}
+    work = scenario_of(parse_run(made_up(**named, **changes))).workload
+    assert (work.loss.value, work.upcast.value, work.shifted_copy) == expected
+    assert work.loss_chunks == changes.get("workload__loss_chunks")
+
+
+def test_where_a_forward_does_not_upcast_autocast_does():
+    """transformers 4.48, modeling_gpt_bigcode.py: a shifted copy in 16 bit, then torch's cross entropy."""
+    config = {"model_type": "gpt_bigcode", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
+    changes = {"model__config": config, "recipe__autocast": True, "software__transformers": "4.48.1"}
+    work = scenario_of(parse_run(made_up("lora", **changes))).workload
+    assert (work.upcast.value, work.shifted_copy) == ("none", True)
 
 
 def test_parallelism_beyond_the_scope_is_named():

@@ -176,7 +176,9 @@ class TestSummary:
         assert (found["reserved"]["n"], found["reserved_fsdp2"]["n"]) == (2, 1)
 
     def test_reasons_say_how_many_runs_they_alone_hold_back(self):
-        found = summarise([score(workload__compile=True), score(workload__compile=True, workload__loss="fused_ce")])
+        found = summarise(
+            [score(workload__compile=True), score(workload__compile=True, workload__loss="classification")]
+        )
         assert found["not_predicted"] == {
             "workload.compile": {"records": 2, "alone": 1},
             "workload.loss": {"records": 1, "alone": 0},

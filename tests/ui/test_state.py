@@ -13,6 +13,7 @@ from hypothesis import given
 
 from memcore.engine_options import EngineName
 from memcore.errors import UserError
+from memcore.link import read_link, write_link
 from memcore.scenario import Scenario, parse_scenario, scenario_data
 from memcore.ui.state import DEFAULT_SCENARIO, scenario_from, widget_values
 
@@ -48,6 +49,26 @@ def test_widgets_give_back_the_scenario_that_set_them(scenario: Scenario):
 def test_reading_the_widgets_twice_changes_nothing_more(scenario: Scenario):
     once = parse_scenario(scenario_from(widget_values(scenario), scenario_data(scenario)))
     assert parse_scenario(scenario_from(widget_values(once), scenario_data(once))) == once
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        {"logits_upcast": "model", "shifted_copy": True, "logits_retained": True},
+        {"loss": "chunked", "loss_chunks": 9, "logits_upcast": "none"},
+        {"loss": "fused", "logits_upcast": "loss", "shifted_copy": True},
+    ],
+)
+def test_a_loss_comes_back_from_widgets_and_link(loss: dict[str, Any]):
+    scenario = parse_scenario({**DEFAULT_SCENARIO, "workload": loss})
+    assert parse_scenario(scenario_from(widget_values(scenario), scenario_data(scenario))) == scenario
+    assert read_link(write_link(scenario)).scenario == scenario
+    assert scenario_data(scenario)["workload"] == loss
+
+
+def test_another_loss_leaves_nothing_behind_that_it_cannot_have():
+    base = {**DEFAULT_SCENARIO, "workload": {"loss": "chunked", "loss_chunks": 9, "logits_upcast": "model"}}
+    assert scenario_data(edited(base, w_loss="fused"))["workload"] == {"loss": "fused"}
 
 
 def test_the_default_scenario_is_valid():
