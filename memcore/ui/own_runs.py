@@ -171,9 +171,10 @@ def calibration_line(budget: Budget, unit: ByteUnit) -> None:
 
 
 def _exchange() -> None:
+    kept = rows()  # read here: the file is written outside the session
     with st.container(horizontal=True):
         st.download_button(
-            _("Own runs (JSON)"), lambda: export_rows(rows()), "memcore-own-runs.json", "application/json",
+            _("Own runs (JSON)"), lambda: export_rows(kept), "memcore-own-runs.json", "application/json",
             on_click="ignore", icon=":material/download:",
         )  # fmt: skip
         st.button(_("Forget these runs"), key="own_forget", icon=":material/delete:", on_click=_forget)
