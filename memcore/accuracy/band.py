@@ -43,17 +43,32 @@ def band_for(engine: str, method: str, evidence: EvidenceKind | None) -> Band:
     return earned_band(published().runs, engine, method, evidence)
 
 
-def earned_band(runs: Iterable[ScoredRun], engine: str, method: str, evidence: EvidenceKind | None) -> Band:
-    """The band that runs of the same engine and method give.
+@cache
+def reserved_band(engine: str, method: str, evidence: EvidenceKind) -> Band:
+    """The band of what the allocator holds, which the verdict's figure is the least of."""
+    return earned_band(published().runs, engine, method, evidence, (Figure.CARD,))
 
-    What the allocator held of the card comes first, since the verdict is about it, then what tensors took. Runs on
-    another device than a GPU, and those whose metric is not known, do not count.
+
+def earned_band(
+    runs: Iterable[ScoredRun],
+    engine: str,
+    method: str,
+    evidence: EvidenceKind | None,
+    figures: Sequence[Figure] = (Figure.TENSORS, Figure.CARD),
+) -> Band:
+    """The band that runs of the same engine and method give, of the first of the `figures` that enough of them have.
+
+    What tensors take comes first: the verdict is about what must be held for them, since the allocator gives the rest
+    back before it fails. Runs on another device than a GPU, and those whose metric is not known, do not count.
     """
     alike = [run for run in runs if (run.engine, run.method, run.device) == (engine, method, "cuda")]
     most = 0
-    for figure in (Figure.CARD, Figure.TENSORS):
-        found = [(run, error) for run in alike if evidence is not None and run.figure is figure
-                 and (error := run.error_of(evidence)) is not None]  # fmt: skip
+    for figure in figures:
+        found = [
+            (run, error)
+            for run in alike
+            if evidence is not None and run.figure is figure and (error := run.error_of(evidence)) is not None
+        ]
         if len(found) >= FEWEST_RUNS:
             return Band(
                 percent=max(1, ceil(within([abs(error) for _run, error in found]))),

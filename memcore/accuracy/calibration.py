@@ -36,13 +36,13 @@ class Calibrated:
 def calibration_for(budget: Budget, runs: Iterable[ScoredRun]) -> Calibration | None:
     """What the runs that have the budget's engine, method and evidence say; None where there are none.
 
-    Runs whose metric is what the allocator holds come first, as for the error band.
+    Runs whose metric is what tensors take come first, as for the error band.
     """
     scenario = budget.scenario
     evidence = EvidenceKind.FORMULA if budget.evidence.profile is None else EvidenceKind.TRACE
     wanted = (scenario.parallelism.engine.value, scenario.recipe.method.value, "cuda")
     alike = [run for run in runs if (run.engine, run.method, run.device) == wanted]
-    for figure in (Figure.CARD, Figure.TENSORS):
+    for figure in (Figure.TENSORS, Figure.CARD):
         errors = [error for run in alike if run.figure is figure and (error := run.error_of(evidence)) is not None]
         if errors:
             ratio = median(1 / (1 + error / 100) for error in errors)

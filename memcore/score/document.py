@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from memcore.accuracy.band import WIDE_PERCENT, earned_band
+from memcore.accuracy.band import WIDE_PERCENT, Band, earned_band
 from memcore.accuracy.scored import Figure, Published, ScoredRun
 from memcore.score.reasons import kind_of, reason_of
 from memcore.score.scoring import Score, Status
@@ -18,7 +18,6 @@ GROUP_LABELS = {
     "reserved_fsdp2": "reserved, of these FSDP2",
     "other": "nvidia-smi, or not said",
 }
-_FIGURE_LABELS = {Figure.TENSORS: "allocated", Figure.CARD: "reserved"}
 _UNEXPLAINED = "No reason is known yet."
 Row = Sequence[object]
 
@@ -37,7 +36,8 @@ _BANDS = """## Error bands
 
 What a verdict carries. For an engine and a method with 5 or more predicted runs, nine of ten runs of the kind lie
 within (split conformal prediction; below 9 runs: the largest error). Otherwise the band is {wide}%, and said to be
-assumed. A prediction by closed forms has its own band, from the same runs predicted without a trace.
+assumed. A verdict's is of what tensors take, or else of what the allocator holds. A prediction by closed forms has its
+own, from the same runs predicted without a trace.
 """
 
 
@@ -85,10 +85,16 @@ def _bands(rows: Sequence[ScoredRun]) -> str:
     lines = []
     for engine, method in sorted({(row.engine, row.method) for row in rows if row.predicted is not None}):
         for evidence in (EvidenceKind.TRACE, EvidenceKind.FORMULA):
-            band = earned_band(rows, engine, method, evidence)
-            measured = "assumed" if band.figure is None else _FIGURE_LABELS[band.figure]
-            lines.append([engine, method, evidence.value, f"±{band.percent}%", band.runs, measured])
-    return _table(["engine", "method", "evidence", "band", "runs", "measured as"], lines)
+            bands = [earned_band(rows, engine, method, evidence, (figure,)) for figure in Figure]
+            bands.append(earned_band(rows, engine, method, evidence))
+            lines.append([engine, method, evidence.value, *map(_band, bands)])
+    return _table(["engine", "method", "evidence", "allocated", "reserved", "verdict"], lines)
+
+
+def _band(band: Band) -> str:
+    if not band.earned:
+        return f"±{band.percent}%, assumed ({band.runs} runs)"
+    return f"±{band.percent}% ({band.runs} runs)"
 
 
 def _misses(rows: Iterable[ScoredRun]) -> Iterator[str]:

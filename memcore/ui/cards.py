@@ -20,6 +20,7 @@ from memcore.explain import (
     assumptions,
     difference,
     headroom,
+    reserved_label,
     term_label,
     verdict_sentence,
     warnings,
@@ -79,7 +80,7 @@ def terms_at_peak(budget: Budget, unit: ByteUnit) -> None:
     ]
     sums = {
         _("Allocated at the peak, the sum of all terms"): budget.ladder.allocated,
-        _("Reserved by the allocator, at least"): budget.ladder.reserved,
+        reserved_label(budget.ladder): budget.ladder.reserved,
     }
     for label, size in sums.items():
         rows.append({_("Term"): label, _("At the peak"): format_bytes(size, unit), _("Evidence"): ""})

@@ -1,10 +1,12 @@
 """The error band: earned by runs of one engine and method, or wide. Run: pytest tests/accuracy/test_band.py"""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from scored_runs import GB, scored, several
 
+from memcore.accuracy import words
 from memcore.accuracy.band import FEWEST_RUNS, WIDE_PERCENT, Band, earned_band, within
 from memcore.accuracy.scored import Figure, published
 from memcore.accuracy.words import band_sentence
@@ -56,11 +58,13 @@ class TestEarned:
         assert band([*runs, *several(*[30.0] * 50, **other)]) == band(runs)
         assert not band(several(*[0.1] * 50, **other)).earned
 
-    def test_what_the_allocator_holds_comes_before_what_tensors_take(self):
-        tensors, card = several(*[1.0] * 9, metric="active"), several(*[7.0] * 5, metric="nvidia_smi")
-        assert band(tensors).figure is Figure.TENSORS
-        assert (band([*tensors, *card]).percent, band([*tensors, *card]).figure) == (7, Figure.CARD)
-        assert band([*tensors, *card[:4]]).percent == 1
+    def test_what_tensors_take_comes_before_what_the_allocator_holds(self):
+        tensors, card = several(*[1.0] * 5, metric="active"), several(*[7.0] * 9, metric="nvidia_smi")
+        assert (band(tensors).percent, band(tensors).figure) == (1, Figure.TENSORS)
+        assert (band([*tensors, *card]).percent, band([*tensors, *card]).figure) == (1, Figure.TENSORS)
+        assert (band([*tensors[:4], *card]).percent, band([*tensors[:4], *card]).figure) == (7, Figure.CARD)
+        only = earned_band([*tensors, *card], "fsdp2", "full", TRACE, (Figure.CARD,))
+        assert (only.percent, only.runs) == (7, 9)
 
     def test_a_closed_form_has_a_band_of_its_own(self):
         runs = several(*[1.0] * 6, by_formula=12 * GB)
@@ -93,15 +97,22 @@ class TestBudgets:
         assert "without its activations" in band_sentence(predict(self.scenario(n_params=10**9)))
 
     def test_every_earned_band_is_in_words_with_its_runs(self):
-        import memcore.accuracy.words as words
-
+        scenario = self.scenario()
         for figure in Figure:
             for covers_all in (True, False):
                 earned = Band(percent=7, runs=12, families=3, figure=figure, covers_all=covers_all)
-                said = words._earned(earned, {"band": 7, "engine": "E", "method": "M"})
+                said = band_sentence(replace(predict(scenario), band=earned))
                 assert "±7%" in said
                 assert "12" in said
                 assert ("reserves beside them" in said) == (figure is Figure.TENSORS)
+
+    def test_what_the_allocator_reserves_has_a_band_of_its_own(self, monkeypatch: pytest.MonkeyPatch):
+        held = Band(percent=31, runs=17, families=3, figure=Figure.CARD)
+        monkeypatch.setattr(words, "reserved_band", lambda *_each: held)
+        earned = Band(percent=2, runs=12, families=3, figure=Figure.TENSORS)
+        said = band_sentence(replace(predict(self.scenario()), band=earned))
+        assert "±2%" in said
+        assert "±31%, by 17 runs" in said
 
     def test_the_band_is_part_of_a_pure_answer(self):
         scenario = self.scenario()

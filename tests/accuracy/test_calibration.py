@@ -48,13 +48,10 @@ def test_a_traced_run_says_nothing_of_a_closed_form():
     assert calibration_for(budget(), several(1.0, 2.0)) is None
 
 
-def test_what_the_allocator_holds_comes_first():
-    found = calibration_for(budget(), [*own(5, 5, metric="allocated"), *own(8)])
+def test_what_tensors_take_comes_first():
+    found = calibration_for(budget(), [*own(5, 5), *own(8, metric="allocated")])
     assert found is not None
-    assert (found.figure, found.runs) == (Figure.CARD, 1)
-    tensors = calibration_for(budget(), own(5, 5, metric="allocated"))
-    assert tensors is not None
-    assert tensors.figure is Figure.TENSORS
+    assert (found.figure, found.runs) == (Figure.TENSORS, 1)
 
 
 def test_the_prediction_stays_and_the_calibrated_figure_is_marked_with_its_runs():
