@@ -43,12 +43,6 @@ def band_for(engine: str, method: str, evidence: EvidenceKind | None) -> Band:
     return earned_band(published().runs, engine, method, evidence)
 
 
-@cache
-def reserved_band(engine: str, method: str, evidence: EvidenceKind) -> Band:
-    """The band of what the allocator holds, which the verdict's figure is the least of."""
-    return earned_band(published().runs, engine, method, evidence, (Figure.CARD,))
-
-
 def earned_band(
     runs: Iterable[ScoredRun],
     engine: str,
@@ -56,29 +50,37 @@ def earned_band(
     evidence: EvidenceKind | None,
     figures: Sequence[Figure] = (Figure.TENSORS, Figure.CARD),
 ) -> Band:
-    """The band that runs of the same engine and method give, of the first of the `figures` that enough of them have.
+    """The band that runs of the same engine and method give: of the `figures` that enough of them have, the one that
+    is further off, since a verdict is about what the allocator must hold for the tensors, which lies between the two.
 
-    What tensors take comes first: the verdict is about what must be held for them, since the allocator gives the rest
-    back before it fails. Runs on another device than a GPU, and those whose metric is not known, do not count.
+    Runs on another device than a GPU, and those whose metric is not known, do not count.
     """
     alike = [run for run in runs if (run.engine, run.method, run.device) == (engine, method, "cuda")]
-    most = 0
-    for figure in figures:
-        found = [
-            (run, error)
-            for run in alike
-            if evidence is not None and run.figure is figure and (error := run.error_of(evidence)) is not None
-        ]
-        if len(found) >= FEWEST_RUNS:
-            return Band(
-                percent=max(1, ceil(within([abs(error) for _run, error in found]))),
-                runs=len(found),
-                families=len({run.family for run, _error in found}),
-                figure=figure,
-                covers_all=_rank(len(found)) == len(found),
-            )
-        most = max(most, len(found))
-    return Band(percent=WIDE_PERCENT, runs=most, families=0, figure=None)
+    errors = {figure: _errors(alike, figure, evidence) for figure in figures}
+    earned = [_band(figure, found) for figure, found in errors.items() if len(found) >= FEWEST_RUNS]
+    if earned:
+        return max(earned, key=lambda band: band.percent)
+    return Band(percent=WIDE_PERCENT, runs=max(map(len, errors.values())), families=0, figure=None)
+
+
+def _errors(
+    runs: Iterable[ScoredRun], figure: Figure, evidence: EvidenceKind | None
+) -> list[tuple[ScoredRun, float]]:  # fmt: skip
+    """The runs of which that figure was measured, with the errors of predictions that rest on the evidence."""
+    if evidence is None:
+        return []
+    found = ((run, run.error_of(evidence)) for run in runs if run.figure is figure)
+    return [(run, error) for run, error in found if error is not None]
+
+
+def _band(figure: Figure, found: Sequence[tuple[ScoredRun, float]]) -> Band:
+    return Band(
+        percent=max(1, ceil(within([abs(error) for _run, error in found]))),
+        runs=len(found),
+        families=len({run.family for run, _error in found}),
+        figure=figure,
+        covers_all=_rank(len(found)) == len(found),
+    )
 
 
 def within(errors: Sequence[float]) -> float:

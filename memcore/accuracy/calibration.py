@@ -29,14 +29,14 @@ class Calibrated:
 
     by: Calibration
     allocated: int
-    device: int
+    needed: int
     verdict: Verdict
 
 
 def calibration_for(budget: Budget, runs: Iterable[ScoredRun]) -> Calibration | None:
     """What the runs that have the budget's engine, method and evidence say; None where there are none.
 
-    Runs whose metric is what tensors take come first, as for the error band.
+    Runs whose metric is what tensors take come first: what the allocator must hold for them is what a verdict is about.
     """
     scenario = budget.scenario
     evidence = EvidenceKind.FORMULA if budget.evidence.profile is None else EvidenceKind.TRACE
@@ -59,5 +59,5 @@ def calibrated(budget: Budget, by: Calibration) -> Calibrated:
         least_reserved=round(by.ratio * budget.ladder.held),
     )
     return Calibrated(
-        by=by, allocated=ladder.allocated, device=ladder.device, verdict=judge(ladder, budget.band.percent)
+        by=by, allocated=ladder.allocated, needed=ladder.needed, verdict=judge(ladder, budget.band.percent)
     )

@@ -1,6 +1,6 @@
 """The error band, and the published runs beside a prediction, in words."""
 
-from memcore.accuracy.band import FEWEST_RUNS, Band, band_for, reserved_band
+from memcore.accuracy.band import FEWEST_RUNS, Band, band_for
 from memcore.accuracy.calibration import Calibrated
 from memcore.accuracy.nearest import Like, nearest
 from memcore.accuracy.scored import Figure, ScoredRun, published
@@ -48,12 +48,7 @@ def band_sentence(budget: Budget) -> str:
         "engine": engine_label(scenario.parallelism.engine.value),
         "method": method_label(scenario.recipe.method.value),
     }
-    said = (
-        [_earned(band, named), *_beside_tensors(budget)]
-        if band.earned
-        else [*_wide(budget, band, named), *_instead(budget)]
-    )
-    return " ".join(said)
+    return _earned(band, named) if band.earned else " ".join([*_wide(budget, band, named), *_instead(budget)])
 
 
 def _earned(band: Band, named: dict[str, object]) -> str:
@@ -70,19 +65,6 @@ def _earned(band: Band, named: dict[str, object]) -> str:
             "{method} lie within it, measured as {figure}."
         )
     return sentence.format(**counts)
-
-
-def _beside_tensors(budget: Budget) -> list[str]:
-    """How far what the allocator holds may be off, where the band is of what tensors take."""
-    scenario = budget.scenario
-    if budget.band.figure is not Figure.TENSORS:
-        return []
-    evidence = EvidenceKind.FORMULA if budget.evidence.profile is None else EvidenceKind.TRACE
-    held = reserved_band(scenario.parallelism.engine.value, scenario.recipe.method.value, evidence)
-    if not held.earned:
-        return [_("What the allocator reserves beside them is not held by it.")]
-    sentence = _("What the allocator reserves for them has a band of its own: ±{band}%, by {runs} runs.")
-    return [sentence.format(band=held.percent, runs=held.runs)]
 
 
 def _wide(budget: Budget, band: Band, named: dict[str, object]) -> list[str]:
@@ -154,8 +136,8 @@ def calibration_sentence(budget: Budget, found: Calibrated, unit: ByteUnit) -> s
         method=method_label(scenario.recipe.method.value),
         ratio=found.by.ratio,
         figure=_(FIGURE_LABELS[found.by.figure]),
-        need=format_bytes(found.device, unit),
-        raw=format_bytes(budget.ladder.device, unit),
+        need=format_bytes(found.needed, unit),
+        raw=format_bytes(budget.ladder.needed, unit),
         usable=format_bytes(budget.ladder.usable, unit),
         verdict=_(VERDICT_LABELS[found.verdict]),
     )

@@ -61,10 +61,10 @@ def test_the_prediction_stays_and_the_calibrated_figure_is_marked_with_its_runs(
     found = calibrated(raw, by)
     assert raw == budget()
     assert found.allocated == 2 * raw.ladder.allocated
-    assert found.device == 2 * raw.ladder.reserved + raw.ladder.runtime.largest
+    assert found.needed == 2 * raw.ladder.held + raw.ladder.runtime.largest
     sentence = calibration_sentence(raw, found, ByteUnit.GB)
     assert sentence.startswith("Calibrated by 2 of your own runs (PyTorch FSDP2, full training;")
-    assert f"{raw.ladder.device / 1e9:.2f} GB" in sentence
+    assert f"{raw.ladder.needed / 1e9:.2f} GB" in sentence
 
 
 def test_the_calibrated_verdict_is_that_of_the_calibrated_figures():

@@ -157,7 +157,7 @@ class TestOwnRuns:
         budget = predict(DEFAULT)
         assert verdict(at) == verdict_sentence(budget, ByteUnit.GB)
         line = next(each.value for each in at.info if "Calibrated by 3 of your own runs" in each.value)
-        assert format_bytes(budget.ladder.device, ByteUnit.GB) in line
+        assert format_bytes(budget.ladder.needed, ByteUnit.GB) in line
         at = view(state.ANSWER, change(view(state.OWN, at), w_calibrate=False))
         assert not [each for each in at.info if "Calibrated" in each.value]
 
