@@ -25,7 +25,7 @@ METRIC_LABELS = {
     "unknown": mark("not known"),
 }
 # Engines of published runs by the names that they go by; the project's own have theirs.
-_OTHER_ENGINES = {"fsdp1": "PyTorch FSDP1", "megatron": "Megatron-LM", "megatron_fsdp": "Megatron FSDP"}
+_OTHER_ENGINES = {"megatron": "Megatron-LM", "megatron_fsdp": "Megatron FSDP"}
 
 
 def engine_label(name: str) -> str:
@@ -64,7 +64,10 @@ def _earned(band: Band, named: dict[str, object]) -> str:
             "Error band ±{band}%: nine of ten runs like the {runs} published ones ({families} kinds) of {engine} with "
             "{method} lie within it, measured as {figure}."
         )
-    return sentence.format(**counts)
+    said = [sentence.format(**counts)]
+    if band.figure is Figure.TENSORS:
+        said.append(_("What the allocator reserves beyond that is not part of it."))
+    return " ".join(said)
 
 
 def _wide(budget: Budget, band: Band, named: dict[str, object]) -> list[str]:

@@ -106,6 +106,7 @@ class TestBudgets:
                 assert "±7%" in said
                 assert "12" in said
                 assert words.FIGURE_LABELS[figure] in said
+                assert ("reserves beyond that" in said) == (figure is Figure.TENSORS)
 
     def test_the_band_is_part_of_a_pure_answer(self):
         scenario = self.scenario()
