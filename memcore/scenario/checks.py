@@ -137,7 +137,9 @@ def _check_packing(scenario: "Scenario") -> None:
         raise refuse("recipe.keeps_packed_inputs", _("{field} is set, which is bitsandbytes': choose nf4."))
     if integers and recipe.quantize_lm_head:
         raise refuse("recipe.quantize_lm_head", _("{field} is set, but AutoGPTQ packs the layers' weights alone."))
-    if integers and scenario.parallelism.stage == 3:
+    # For FSDP1 fms-acceleration makes parameters of qweight and qzeros (plugins/accelerated-peft, autogptq_utils.py,
+    # register_tensors_as_parameters_patch_rule: PATCH_FOR_FSDP_TRITON_V2).
+    if integers and scenario.parallelism.stage == 3 and scenario.parallelism.engine is not EngineName.FSDP1:
         message = _("recipe.quantization is gptq_int4, whose weights are buffers: {engine} does not divide those.")
         raise refuse("recipe.quantization", message, engine=engine)
     if recipe.quantize_lm_head and scenario.workload.loss == "fused":
