@@ -1,5 +1,6 @@
 """What the CPU's allocator really holds during a run."""
 
+import gc
 import warnings
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ def allocator_peak(run: Callable[[], None], reset: Callable[[], None]) -> int:
     """
     run()
     reset()
+    gc.collect()  # what an earlier model held in a circle must not be given back meanwhile
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:

@@ -449,7 +449,6 @@ REFUSALS = [
         "engine_config.reshard_exception",
         "the head is the root's: set engine_config.fsdp_units to block_embed_head.",
     ),
-    ({"offload": {"activations": "cpu"}}, "offload.activations", "is cpu; only none is predicted so far."),
     ({"offload": {"activations": "nvme"}}, "offload.activations", "is 'nvme'; allowed is none or cpu."),
     # workload
     (

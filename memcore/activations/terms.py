@@ -10,7 +10,7 @@ from memcore.activations.recompute import Checkpointing, checkpointing
 from memcore.engine_options import EngineName
 from memcore.models import Inventory, Role, Tensor
 from memcore.recipes import ConventionName, DType
-from memcore.scenario import Lora, Method, Scenario
+from memcore.scenario import Device, Lora, Method, Scenario
 from memcore.states import ModelStates, precision_of
 from memcore.terms import Category, Formula, Moment, Phase, Term, Timeline, during, in_phases
 
@@ -76,6 +76,8 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     if scenario.model.experts == "separate" or work.use_cache:
         return False
     if work.checkpointing.startswith("save(") or not is_used(inventory.model_class, work.attention):
+        return False
+    if scenario.offload.activations is not Device.NONE:
         return False
     if work.fused_kernels or work.compile or scenario.model.code != "transformers":
         return False

@@ -216,9 +216,13 @@ def _check_offload(scenario: "Scenario") -> None:
     if scenario.shards_on_host and (optimizer.bits == 8 or optimizer.paged):
         message = _("{field} is set, but {name} of 8 bits, or paged, runs on a GPU alone.")
         raise refuse("engine_config.cpu_offload", message, name=optimizer.name.value)
-    if offload.activations is not Device.NONE:
-        raise refuse("offload.activations", _("{field} is cpu; only none is predicted so far."))
     stage, engine = parallelism.zero_stage or 0, parallelism.engine.value
+    if offload.activations is not Device.NONE and parallelism.engine is not EngineName.SINGLE:
+        message = _("{field} is cpu, which is not predicted for {engine} yet.")
+        raise refuse("offload.activations", message, engine=engine)
+    if offload.activations is not Device.NONE and scenario.model.is_bare_count:
+        message = _("{field} does nothing for a parameter count: give a catalogue name or a config.json.")
+        raise refuse("offload.activations", message)
     for name, device, lowest in (("optimizer", offload.optimizer, 1), ("parameters", offload.parameters, 3)):
         if device is Device.NONE:
             continue

@@ -173,6 +173,8 @@ def _reduce_dtype(run: Run) -> str:
 
 
 def _offload(run: Run) -> dict[str, Any]:
+    if run.workload.offload == "activations":
+        return {"activations": "cpu"}
     away = run.parallelism.engine == EngineName.DEEPSPEED and run.workload.offload != "none"
     return {"optimizer": "cpu", "parameters": "cpu"} if away else {}
 

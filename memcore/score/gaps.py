@@ -238,6 +238,10 @@ def _workload(run: Run) -> Iterator[Gap]:
     yield from _unless("workload.loss_compiled", work.loss_compiled, False)
     others = [name for name in work.fused_kernels if name not in FUSED_KERNELS]
     yield from _unless("workload.fused_kernels", others, [])
-    offloads = {**{each: ["params+grads+optimizer"] for each in _FSDP}, EngineName.DEEPSPEED: ["params+optimizer"]}
+    offloads = {
+        EngineName.SINGLE: ["activations"],
+        **{each: ["params+grads+optimizer"] for each in _FSDP},
+        EngineName.DEEPSPEED: ["params+optimizer"],
+    }
     allowed = offloads.get(EngineName(run.parallelism.engine), []) if run.parallelism.engine in offloads else []
     yield from _unless("workload.offload", work.offload, "none", *allowed)

@@ -66,6 +66,8 @@ def _upcast(run: Run, kind: Loss) -> Upcast:
     framework, dtype = run.software["framework"], run.workload.logits_dtype
     if kind is Loss.FUSED:
         return Upcast.LOSS if run.software["date"] < _LIGER_UNCAST else Upcast.NONE
+    if framework == "litgpt":
+        return Upcast.MODEL  # whatever the record says: Fabric casts what a module returns to FP32
     if framework == "torchtune":
         return Upcast.LOSS if kind is Loss.CHUNKED else Upcast.MODEL
     if dtype != "fp32" or (run.recipe.autocast and _has_own_loss(run)):

@@ -59,7 +59,11 @@ def build(
     positions = setting(model.config.get_text_config(), SHAPE_NAMES["max_positions"], int)
     has_table = _has_table(model, positions)
     plan = make_plan(
-        model, request.checkpointing, full_depth=request.full_depth, neighbours=request.sharding is not None
+        model,
+        request.checkpointing,
+        # Which of the saved tensors still wait for their copies goes by all that were saved before.
+        full_depth=request.full_depth or request.offloads_activations,
+        neighbours=request.sharding is not None,
     )
 
     def unit(place: int, layers: list[nn.Module], recompute: bool) -> nn.Module:

@@ -11,6 +11,7 @@ from memcore.optimizers import OptimizerName
 from memcore.recipes import Convention, ConventionName, DType
 from memcore.scenario import (
     DEFAULT_CHUNKS,
+    Device,
     Lora,
     Loss,
     Method,
@@ -129,6 +130,7 @@ class Request:
     sharding: Sharding | FlatSharding | None = None
     experts: str = "stacked"
     compiled: bool = False
+    offloads_activations: bool = False
     kernels: str = "cuda"
     full_depth: bool = False
 
@@ -185,6 +187,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         sharding=_sharding(scenario, convention),
         experts=scenario.model.experts,
         compiled=work.compile,
+        offloads_activations=scenario.offload.activations is not Device.NONE,
     )
     return asdict(request)
 

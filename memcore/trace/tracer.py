@@ -23,6 +23,7 @@ from memcore.trace.cache import keys_and_values
 from memcore.trace.fused import fused
 from memcore.trace.limits import check_sizes, positions_notes
 from memcore.trace.losses import hidden_of, loss_of
+from memcore.trace.offloading import offloaded
 from memcore.trace.optimizer_step import step_transient
 from memcore.trace.profile import ActivationProfile, profile_of
 from memcore.trace.recorder import Recorder
@@ -91,6 +92,8 @@ def _record(request: Request, attention: str) -> Tape:
             stack.enter_context(cuda_lists())
         if built.plan.attention_only:
             stack.enter_context(kernels.recomputed_attention())
+        if request.offloads_activations:
+            stack.enter_context(offloaded(built.model.get_decoder()))
         if compiler is not None:
             stack.enter_context(compiler)
         tape = _run(built, tags, request, attention, mesh, compiler)

@@ -281,6 +281,9 @@ def _workload() -> None:
         st.multiselect(_("Saved"), list(operations), key="w_saved", format_func=operations.__getitem__)
     if st.session_state["w_checkpointing"] in state.REENTRANT_CHECKPOINTING:
         st.checkbox(_("Reentrant"), key="w_reentrant", help=_("torch's older checkpoint: use_reentrant=True."))
+    if _engine() is EngineName.SINGLE and st.session_state["w_source"] != COUNT:
+        about = _("torchtune's OffloadActivations: what autograd saves waits in host memory for the backward.")
+        st.toggle(_("Saved activations to host memory"), key="w_offload_activations", help=about)
     draw_loss()
     kernels = {name: _(label) for name, label in FUSED_LABELS.items()}
     st.multiselect(

@@ -19,6 +19,7 @@ from memcore.link import read_link, write_link
 from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.scenario import (
     DdpConfig,
+    Device,
     Lora,
     Method,
     Quantization,
@@ -93,6 +94,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_implementation": optimizer.implementation or ENGINE_DEFAULT,
         "w_offload_optimizer": offload.optimizer.value,
         "w_offload_parameters": offload.parameters.value,
+        "w_offload_activations": offload.activations is Device.CPU,
         **_workload_values(scenario.workload),
     }
 
@@ -221,6 +223,8 @@ def _checkpointing(values: Mapping[str, Any]) -> str:
 
 
 def _offload(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any]:
+    if engine is EngineName.SINGLE and values["w_source"] != COUNT:
+        return {"activations": "cpu" if values["w_offload_activations"] else "none"}
     if not ENGINE_OPTIONS[engine].offloads:
         return {}
     return {"optimizer": values["w_offload_optimizer"], "parameters": values["w_offload_parameters"]}
