@@ -27,8 +27,8 @@ REASONS: Mapping[str, str] = {
     "single_gpu_lora/other": _NOT_SAID,
     "single_gpu_qlora/other": _NOT_SAID,
     "zero3_lora": mark(
-        "The source says neither which memory its figure is nor DeepSpeed's settings: buckets and prefetch are those of "
-        "a common template. What is missing is nearly the same at all lengths, 9.5 to 11.7 GB, so it is not of "
+        "The source says neither which memory its figure is nor DeepSpeed's settings: buckets and prefetch are those "
+        "of a common template. What is missing is nearly the same at all lengths, 9.5 to 11.7 GB, so it is not of "
         "activations."
     ),
 }
@@ -54,13 +54,14 @@ def reason_of(run: ScoredRun) -> str | None:
 
 
 def one_sided_without_reason(runs: Sequence[ScoredRun]) -> Iterator[str]:
-    """A sentence for each regime, as a whole and by what was measured, that misses to one side while some of the runs
-    that do so have no reason."""
+    """A sentence for each regime that misses to one side while some of the runs that do so have no reason: by what
+    was measured, or as a whole where there are too few of each kind."""
     for regime in sorted({run.regime for run in runs}):
-        of_regime = [run for run in runs if run.regime == regime]
-        for kind in (None, *_KINDS):
-            part = [run for run in of_regime if kind is None or kind_of(run) == kind]
-            yield from _complaint(" ".join([regime, kind or ""]).strip(), part)
+        of_regime = [run for run in runs if run.regime == regime and run.predicted is not None]
+        parts = {f"{regime} {kind}": [run for run in of_regime if kind_of(run) == kind] for kind in _KINDS}
+        enough = {name: part for name, part in parts.items() if len(part) >= FEWEST_RUNS}
+        for name, part in (enough or {regime: of_regime}).items():
+            yield from _complaint(name, part)
 
 
 def _complaint(name: str, runs: Iterable[ScoredRun]) -> Iterator[str]:

@@ -29,11 +29,18 @@ def test_a_regime_that_misses_to_one_side_needs_a_reason(monkeypatch: pytest.Mon
     known(monkeypatch, {})
     runs = several(-9.0, -20.0, -8.5, -12.0, 1.0)
     assert list(one_sided_without_reason(runs)) == [
-        "fsdp: 5 runs with a median error of -9.0%, and 4 of them have no reason.",
         "fsdp reserved: 5 runs with a median error of -9.0%, and 4 of them have no reason.",
     ]
     known(monkeypatch, {"fsdp/reserved": "Because."})
     assert list(one_sided_without_reason(runs)) == []
+
+
+def test_a_regime_with_few_runs_of_each_kind_is_taken_as_a_whole(monkeypatch: pytest.MonkeyPatch):
+    known(monkeypatch, {})
+    runs = [*several(-9.0, -20.0, -12.0), *several(-9.0, -10.0, metric="allocated")]
+    assert list(one_sided_without_reason(runs)) == [
+        "fsdp: 5 runs with a median error of -10.0%, and 5 of them have no reason.",
+    ]
 
 
 @pytest.mark.parametrize("errors", [(-9.0, -20.0, -8.5, -12.0), (-8.0,) * 9, (-20.0, -20.0, 0.0, 20.0, 20.0)])
