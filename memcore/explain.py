@@ -60,6 +60,7 @@ MISSING_LABELS = {
 TERM_LABELS = {
     "weights": mark("Weights"),
     "frozen_weights": mark("Frozen weights"),
+    "fp32_norms": mark("Norms in FP32"),
     "quantised_weights": mark("4-bit weights"),
     "quantisation_scales": mark("Scales of the 4-bit weights"),
     "adapter_weights": mark("Adapter weights"),
@@ -100,6 +101,7 @@ TERM_LABELS = {
 }
 TERM_REMEDIES = {
     "weights": mark("Divide them with ZeRO stage 3 or FSDP2, or train adapters on a 4-bit base (QLoRA)."),
+    "fp32_norms": mark("Keep them in 16 bit: they are few, but what they give is in FP32 too."),
     "frozen_weights": mark("Store them in 4 bits (QLoRA), or divide them with ZeRO stage 3 or FSDP2."),
     "quantised_weights": mark("Divide them with ZeRO stage 3 or FSDP2."),
     "quantisation_scales": mark("Quantise the scales again (double quantisation)."),

@@ -183,11 +183,20 @@ def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory)
             formula=Formula(symbols="S", numbers=f"{scales:,}"),
             source=packing.source,
         ),
-        _weights(
-            "frozen_weights", inventory.n_params - count, _sixteen_bit(convention), "transformers 5.24, "
-            "integrations/bitsandbytes.py, replace_with_bnb_linear: what is not packed",
-        ),
-    )  # fmt: skip
+        *_unpacked_states(recipe, convention, inventory, inventory.n_params - count),
+    )
+
+
+def _unpacked_states(
+    recipe: Recipe, convention: Convention, inventory: Inventory, count: int
+) -> Sequence[State]:  # fmt: skip
+    """What a 4-bit base leaves as it is, its norms apart where they are in FP32."""
+    source = "transformers 5.24, integrations/bitsandbytes.py, replace_with_bnb_linear: what is not packed"
+    norms = sum(t.numel for t in inventory.tensors() if t.kind is TensorKind.NORM) if recipe.fp32_norms else 0
+    rest = _weights("frozen_weights", count - norms, _sixteen_bit(convention), source)
+    if not norms:
+        return (rest,)
+    return rest, _weights("fp32_norms", norms, DType.FP32, "peft 0.21, utils/other.py, prepare_model_for_kbit_training")
 
 
 def _sixteen_bit(convention: Convention) -> DType:

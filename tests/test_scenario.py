@@ -626,6 +626,21 @@ def test_what_does_nothing_for_the_loss_is_refused(workload: dict[str, Any], fie
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {"method": "lora", "lora": {"autocast": True}, "fp32_norms": True}},
+        {"recipe": {"method": "qlora", "fp32_norms": True}},
+        {"recipe": {"method": "qlora", "lora": {"autocast": True}, "fp32_norms": True},
+         "workload": {"fused_kernels": ["rmsnorm"]}},
+    ],
+)  # fmt: skip
+def test_fp32_norms_are_refused_where_nothing_takes_their_results(changes: dict[str, Any]):
+    with pytest.raises(UserError) as caught:
+        parse_scenario({"model": {"name": "mistralai/Mistral-7B-v0.3"}, **changes})
+    assert caught.value.field == "recipe.fp32_norms"
+
+
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()

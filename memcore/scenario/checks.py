@@ -118,6 +118,7 @@ def _check_recipe(scenario: "Scenario") -> None:
     CONVENTIONS[recipe.convention].check_stage(scenario.parallelism.stage)
     _check_packing(scenario)
     _check_last_loss(scenario)
+    _check_norms(scenario)
     _check_autocast(scenario)
     _check_optimizer(scenario)
 
@@ -157,6 +158,20 @@ def _check_last_loss(scenario: "Scenario") -> None:
     if work.checkpointing != "none":
         message = _("{field} is set, which is predicted without checkpointing alone; it is {kind}.")
         raise refuse(field, message, kind=work.checkpointing)
+
+
+def _check_norms(scenario: "Scenario") -> None:
+    """FP32 norms where something takes their FP32 results: packed modules, and autocast for the head."""
+    recipe, field = scenario.recipe, "recipe.fp32_norms"
+    if not recipe.fp32_norms:
+        return
+    around = recipe.lora is not None and recipe.lora.autocast
+    if recipe.method is not Method.QLORA or not around:
+        raise refuse(field, _("{field} is set, which is predicted for qlora under recipe.lora.autocast alone."))
+    if scenario.parallelism.engine is EngineName.FSDP1:
+        raise refuse(field, _("{field} is set, but FSDP1 flattens weights of one dtype alone."))
+    if scenario.workload.fused_kernels or scenario.model.code == "litgpt":
+        raise refuse(field, _("{field} is set, which is predicted for the plain code of transformers alone."))
 
 
 def _check_autocast(scenario: "Scenario") -> None:

@@ -179,7 +179,8 @@ class Recipe(Part):
     `quant_group_size`: how many values of a 4-bit base share a scale, -1 an output's whole column; None stands for the
     library's default (64 for NF4, which knows no other here, 128 for GPTQ). `quantize_lm_head`: the head is packed too,
     as where every linear module is replaced. `keeps_packed_inputs`: each product with an NF4 weight keeps its input for
-    the backward, as bitsandbytes did before 0.43.2 (of July 2024).
+    the backward, as bitsandbytes did before 0.43.2 (of July 2024). `fp32_norms`: the frozen norms are kept in FP32, as
+    peft's prepare_model_for_kbit_training leaves them: their results, and what packed modules make of these, are too.
     """
 
     method: Method = Method.FULL
@@ -195,6 +196,7 @@ class Recipe(Part):
     quant_group_size: Literal[-1, 32, 64, 128] | None = None
     quantize_lm_head: bool = False
     keeps_packed_inputs: bool = False
+    fp32_norms: bool = False
     lora: Lora | None = None
 
 

@@ -148,6 +148,7 @@ def _packing(run: Run) -> dict[str, Any]:
         "quantization": recipe.quantization,
         "quant_group_size": recipe.quant_group_size,
         "quantize_lm_head": bool(recipe.quantize_lm_head),
+        "fp32_norms": recipe.norm_dtype == "fp32" != recipe.param_dtype,
     }
 
 

@@ -156,7 +156,8 @@ def _dtypes(run: Run) -> Iterator[Gap]:
     """What the weights, the computation and autocast between them say."""
     recipe, engine = run.recipe, run.parallelism.engine
     yield from _unless("recipe.param_dtype", recipe.param_dtype, *_DTYPES)
-    yield from _unless("recipe.norm_dtype", recipe.norm_dtype, None, recipe.param_dtype)
+    norms = ["fp32"] if recipe.method == "qlora" and recipe.autocast else []
+    yield from _unless("recipe.norm_dtype", recipe.norm_dtype, None, recipe.param_dtype, *norms)
     yield from _unless("recipe.compute_dtype", recipe.compute_dtype, *_DTYPES)
     same = recipe.param_dtype == recipe.compute_dtype
     cast = recipe.param_dtype == "fp32" and (recipe.autocast or engine in _FSDP)

@@ -111,6 +111,8 @@ def _adapt(model: Any, request: Request, *, checkpointed: bool) -> None:
     if request.adapters.quantization is not None:
         packed_from = PACKED_FROM if request.code == "litgpt" else None
         pack(model, request.adapters, skipped, DTYPES[request.dtype], packed_from)
+    if request.fp32_norms:
+        _widen_norms(model)
     if request.code == "litgpt":
         attach_litgpt(model, request.adapters)
     else:
@@ -120,6 +122,14 @@ def _adapt(model: Any, request: Request, *, checkpointed: bool) -> None:
         # As transformers 5.24 does with checkpointing (modeling_utils.py, _activation_checkpointing_enable): a frozen
         # embedding's output wants a gradient, without which a reentrant checkpoint would pass none on.
         model.get_input_embeddings().register_forward_hook(lambda _module, _args, out: out.requires_grad_(True))
+
+
+def _widen_norms(model: nn.Module) -> None:
+    """The norms in FP32. Source: trl 0.12, trainer/utils.py, peft_module_casting_to_bf16, after peft's
+    prepare_model_for_kbit_training: of what is not packed, modules named so stay in FP32."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm) or "norm" in name.rpartition(".")[2]:
+            module.to(torch.float32)
 
 
 def _text_alone(config: PretrainedConfig) -> PretrainedConfig:

@@ -103,9 +103,9 @@ class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` is a kind of Loss, or
     "none" (the decoder alone); what goes with it, and `fused_kernels`, are as a Workload has them, `experts` and `code`
-    as a Model. `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `compiled`: each
-    layer by torch.compile, on the CPU's `kernels` with an own kernel for each operation. `full_depth`: run every layer,
-    to check the replay."""
+    as a Model, `fp32_norms` as a Recipe. `step_in_backward`: each parameter is stepped, and its gradient freed, in the
+    backward. `compiled`: each layer by torch.compile, on the CPU's `kernels` with an own kernel for each operation.
+    `full_depth`: run every layer, to check the replay."""
 
     config: Mapping[str, Any]
     micro_batch: int
@@ -124,6 +124,7 @@ class Request:
     fused_kernels: tuple[str, ...] = ()
     autocast: bool = False
     stored: str | None = None
+    fp32_norms: bool = False
     adapters: Adapters | None = None
     step: Step | None = None
     step_in_backward: bool = False
@@ -181,6 +182,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         or around_adapters
         or scenario.fsdp1_config.autocast,
         stored=convention.param_dtype.value if around_adapters else None,
+        fp32_norms=scenario.recipe.fp32_norms,
         adapters=_adapters(scenario, convention),
         step=_step(scenario, convention),
         step_in_backward=scenario.recipe.optimizer.in_backward,

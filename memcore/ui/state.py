@@ -192,7 +192,7 @@ def _recipe(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, An
         recipe["quantization"] = values["w_quantization"]
     if method is not Method.QLORA or values["w_quantization"] != base.get("quantization"):
         # Of another packing, they say nothing of this one.
-        own = ("quant_group_size", "quantize_lm_head", "keeps_packed_inputs")
+        own = ("quant_group_size", "quantize_lm_head", "keeps_packed_inputs", "fp32_norms")
         recipe = {key: value for key, value in recipe.items() if key not in own}
     return recipe
 

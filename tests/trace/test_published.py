@@ -9,6 +9,8 @@ import pytest
 from published import published_inventory, published_scenario
 
 from memcore.budget import Budget, Evidence, predict
+from memcore.score.adapter import scenario_of
+from memcore.score.record import parse_run
 from memcore.terms import Category, EvidenceKind, Phase
 from memcore.trace.profile import load_profile
 from memcore.trace.request import trace_request
@@ -67,3 +69,25 @@ def test_without_checkpointing_the_same_run_would_not_be_bound_by_its_step(run: 
     """The other way round: the trace is what decides as soon as activations are kept."""
     budget = traced_budget(run, checkpointing="none")
     assert budget.binding_phase is not Phase.OPTIMIZER
+
+
+# Bytes of the peak as published: foundation-model-stack/fms-acceleration, scripts/benchmarks/refs, A100-80GB.
+GOLD = {
+    "fms-a-Mistral-7B-v0.1-accelerated-peft-bnb-qlora-g1-b4": "a shifted copy, FP32 in the loss",
+    "fms-a-Mistral-7B-v0.1-baseline-peft-bnb-qlora-g1-b4": "norms in FP32",
+    "fms-a-gpt_bigcode-santacoder-none-full-g1-b8": "a shifted copy in 16 bit",
+    "fms-a_granite-PowerLM-3b-none-lora-g1-b8": "a shifted copy, FP32 in the model",
+    "fms-a_liger-Meta-Llama-3-8B-foak-fast-kernels-lora-g1-b8": "a cross entropy with its gradient in place",
+    "fms-a_liger-Meta-Llama-3-8B-foak-fast-kernels-liger-lora-g1-b8": "fused with the head",
+}
+
+
+@pytest.mark.parametrize("name", GOLD)
+def test_losses_and_norms_of_published_runs(measured_runs: dict[str, Any], name: str):
+    run = parse_run(measured_runs["runs"][name])
+    scenario = scenario_of(run)
+    request = trace_request(scenario)
+    assert isinstance(request, dict)
+    inventory = published_inventory(measured_runs["runs"][name])
+    budget = predict(scenario, Evidence(inventory=inventory, profile=load_profile(trace_task(request))))
+    assert budget.peak_bytes == pytest.approx(run.measured.bytes, rel=0.002), GOLD[name]
