@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from small_models import traced
 
+from memcore.budget import Evidence, predict
 from memcore.counting import count_config
 from memcore.errors import UserError
 from memcore.models import load_inventory
 from memcore.scenario import parse_scenario, scenario_data
-from memcore.trace.request import Adapters
+from memcore.trace.profile import load_profile
+from memcore.trace.request import Adapters, trace_request
+from memcore.trace.task import trace_task
 
 BATCH, TOKENS = 2, 101
 COMMON: dict[str, Any] = {
@@ -135,3 +138,55 @@ def test_the_head_can_carry_an_adapter():
     inventory = load_inventory(count_config({"config": LLAMA})["inventory"])
     (head,) = inventory.lora_modules(["lm_head"])
     assert head.tensor.shape == (512, 256)
+
+
+LLAMA_2_13B = {
+    "model_type": "llama", "hidden_size": 5120, "num_hidden_layers": 40, "num_attention_heads": 40,
+    "num_key_value_heads": 40, "intermediate_size": 13824, "vocab_size": 32000, "tie_word_embeddings": False,
+    "max_position_embeddings": 4096,
+}  # fmt: skip
+MISTRAL_7B = {
+    "model_type": "mistral", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 14336, "vocab_size": 32000,
+    "tie_word_embeddings": False, "max_position_embeddings": 32768, "sliding_window": 4096,
+}  # fmt: skip
+NF4 = {
+    "method": "qlora", "optimizer": {"name": "adamw", "paged": True}, "quantize_lm_head": True,
+    "keeps_packed_inputs": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "recipe", "work", "measured"),
+    [
+        (LLAMA_2_13B, {"method": "lora"}, {"seq_len": 1304, "loss_chunks": 11}, 38.12e9),
+        (LLAMA_2_13B, {**NF4, "quantization": "nf4"}, {"seq_len": 1304, "loss_chunks": 11}, 23.14e9),
+        (LLAMA_2_13B, {**NF4, "quantization": "nf4_double_quant"}, {"seq_len": 1304, "loss_chunks": 11}, 22.55e9),
+        (MISTRAL_7B, {"method": "lora"}, {"micro_batch": 2, "seq_len": 512, "loss_chunks": 4}, 20.66e9),
+        (MISTRAL_7B, {**NF4, "quantization": "nf4"},
+         {"micro_batch": 2, "seq_len": 512, "loss_chunks": 4, "last_loss_held": True}, 14.29e9),
+    ],
+)  # fmt: skip
+def test_published_runs_of_litgpt(
+    config: dict[str, Any], recipe: dict[str, Any], work: dict[str, Any], measured: float
+):
+    """tutorials/resource-tables.md of October 2023 and config_hub/finetune/README.md of April 2024, in units of 10 MB;
+    Fabric makes FP32 of the logits (lightning 2.1, fabric/wrappers.py)."""
+    rank = 8 if config is LLAMA_2_13B else 32
+    scenario = parse_scenario(
+        {
+            "model": {"config": config, "code": "litgpt"},
+            "hardware": {"gpu": "A100-40GB"},
+            "recipe": {
+                "convention": "pure_bf16",
+                "lora": {"rank": rank, "targets": ["q_proj", "v_proj"], "dropout": 0.05, "adapter_dtype": "bf16"},
+                **recipe,
+            },
+            "workload": {"loss": "chunked", "logits_upcast": "model", "logits_retained": True, "grad_accum": 4, **work},
+        }
+    )
+    request = trace_request(scenario)
+    assert isinstance(request, dict)
+    inventory = load_inventory(count_config({"config": config})["inventory"])
+    budget = predict(scenario, Evidence(inventory=inventory, profile=load_profile(trace_task(request))))
+    assert budget.peak_bytes == pytest.approx(measured, rel=0.005)
