@@ -140,7 +140,9 @@ def _settings(run: Run, engine: EngineName) -> Iterator[Gap]:
     implied = {**_IMPLIED_ANYWHERE, **_IMPLIED.get(engine, {})}
     own_reduction = engine in (*_FSDP, EngineName.DEEPSPEED)
     implied["reduce_dtype"] = _ANY if own_reduction else run.recipe.grad_dtype
-    waits = run.workload.grad_accum > 1 and engine is not EngineName.FSDP1
+    # DDP's buckets and whole gradients are there in every micro-step, synchronised or not (torch 2.13, nn/parallel/
+    # distributed.py, no_sync: the reducer's hooks return at once).
+    waits = run.workload.grad_accum > 1 and engine not in (EngineName.FSDP1, EngineName.DDP)
     implied["no_sync_accumulation"] = False if waits else _ANY
     if engine is EngineName.FSDP1:
         units = (run.engine_config or {}).get("fsdp_units")

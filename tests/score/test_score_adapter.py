@@ -271,3 +271,30 @@ def test_what_transformers_4_did_otherwise_is_said_of_its_runs():
     assert said("4.48.1", "gpt_bigcode") == ("separate", True)
     assert said("5.24.0", "mixtral") == said("5.24.0", "gpt_bigcode") == ("stacked", False)
     assert said(None, "mixtral") == ("stacked", False)
+
+
+def test_ddp_holds_the_same_in_micro_steps_that_are_not_synchronised():
+    """litgpt's published run of TinyLlama takes one more set of gradients on eight A100 than on one."""
+    run = made_up("ddp", engine_config={"no_sync_accumulation": True}, workload__grad_accum=16)
+    assert gaps_of(parse_run(run)) == ()
+    on_one, on_eight, gradients = 29.84e9, 32.04e9, 2 * 1_100_048_384
+    assert on_eight - on_one == pytest.approx(gradients, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("software", "code"), [({"framework": "litgpt"}, "litgpt"), ({"framework": "hf_trainer"}, "transformers")]
+)
+def test_the_model_code_is_that_of_the_framework(software: dict[str, Any], code: str):
+    named = {f"software__{name}": value for name, value in software.items()}
+    assert scenario_of(parse_run(made_up(**named))).model.code == code
+
+
+@pytest.mark.parametrize(("date", "kept"), [("2024-06", True), ("2024-07", False)])
+def test_runs_before_bitsandbytes_0_43_2_keep_the_inputs_of_4_bit_products(date: str, kept: bool):
+    assert scenario_of(parse_run(made_up("qlora", software__date=date))).recipe.keeps_packed_inputs is kept
+
+
+@pytest.mark.parametrize(("date", "held"), [("2023-10", False), ("2024-04", True)])
+def test_litgpts_loop_holds_its_last_loss_since_it_has_data_loaders(date: str, held: bool):
+    run = made_up("qlora", software__date=date, software__framework="litgpt", workload__checkpointing="none")
+    assert scenario_of(parse_run(run)).workload.last_loss_held is held
