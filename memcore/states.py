@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from memcore.engine_options import EngineName
-from memcore.models import Inventory, Tensor, TensorKind
+from memcore.errors import UserError
+from memcore.i18n import gettext as _
+from memcore.models import Inventory, Role, Tensor, TensorKind
 from memcore.optimizers import OPTIMIZERS, bytes_8bit, paged_bytes
 from memcore.packing import packed_bytes, packed_tensors, packing_of
 from memcore.recipes import CONVENTIONS, Convention, DType
@@ -110,7 +112,7 @@ def model_states(scenario: Scenario, n_params: int, inventory: Inventory | None)
         )
     assert inventory is not None, "a scenario with adapters is refused without shapes"
     lora = recipe.lora or Lora()
-    adapters = lora_tensors(inventory, lora)
+    adapters = (*lora_tensors(inventory, lora), *saved_modules(inventory, lora))
     trained_count = sum(tensor.numel for tensor in adapters)
     convention = _adapter_convention(scenario, precision.convention, lora)
     states = (
@@ -133,6 +135,19 @@ def lora_tensors(inventory: Inventory, lora: Lora) -> tuple[Tensor, ...]:
         adapters.append(replace(weight, name=f"{weight.name}.lora_A", shape=(rank, columns), kind=TensorKind.LINEAR))
         adapters.append(replace(weight, name=f"{weight.name}.lora_B", shape=(rows, rank), kind=TensorKind.LINEAR))
     return tuple(adapters)
+
+
+def saved_modules(inventory: Inventory, lora: Lora) -> tuple[Tensor, ...]:
+    """The copies of whole modules that are trained beside adapters (peft 0.21, utils/other.py, ModulesToSaveWrapper).
+
+    Raises UserError where embedding and head are one: their copies would be two.
+    """
+    roles = {"embed_tokens": Role.EMBEDDING, "lm_head": Role.HEAD}
+    wanted = {roles[name] for name in lora.modules_to_save}
+    if wanted and inventory.tied:
+        message = _("recipe.lora.modules_to_save is not predicted where embedding and head share one weight.")
+        raise UserError(message, "recipe.lora.modules_to_save")
+    return tuple(replace(t, name=f"{t.name}.modules_to_save") for t in inventory.tensors() if t.role in wanted)
 
 
 def _adapter_convention(scenario: Scenario, convention: Convention, lora: Lora) -> Convention:

@@ -641,6 +641,21 @@ def test_fp32_norms_are_refused_where_nothing_takes_their_results(changes: dict[
     assert caught.value.field == "recipe.fp32_norms"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"recipe": {"method": "lora", "lora": {"modules_to_save": ["lm_head"]}}},  # FP32 adapters
+        {"recipe": {"method": "qlora", "lora": {"modules_to_save": ["lm_head"], "adapter_dtype": "bf16"}}},
+        {"recipe": {"method": "lora", "lora": {"modules_to_save": ["lm_head"], "adapter_dtype": "bf16"}},
+         "parallelism": {"engine": "fsdp2"}, "hardware": {"gpus": 2}},
+    ],
+)  # fmt: skip
+def test_trained_copies_are_refused_where_they_are_not_predicted(changes: dict[str, Any]):
+    with pytest.raises(UserError) as caught:
+        parse_scenario({"model": {"name": "meta-llama/Llama-3.1-8B"}, **changes})
+    assert caught.value.field == "recipe.lora.modules_to_save"
+
+
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()

@@ -11,7 +11,9 @@ import pytest
 import torch
 import transformers
 
+from memcore.budget import predict
 from memcore.counting import inventory_of
+from memcore.errors import UserError
 from memcore.models import Inventory, Role, Tensor, TensorKind, catalogue_inventory
 from memcore.optimizers import OPTIMIZERS, OptimizerName, bytes_8bit, paged_bytes
 from memcore.scenario import Scenario, parse_scenario
@@ -291,3 +293,26 @@ def test_8_bit_adamw_saves_six_bytes_a_parameter():
     states = model_states(scenario, 256 * 4096, None)
     # 2 + 2 + master 4, and twice 1 + 4/256.
     assert states.total_bytes(*Category) == 256 * 4096 * 8 + 2 * (256 * 4096 + 4 * 4096)
+
+
+def test_copies_of_embedding_and_head_are_trained_beside_the_adapters():
+    """peft's ModulesToSaveWrapper: both of 128,256 x 4,096 values."""
+    lora = {"adapter_dtype": "bf16", "modules_to_save": ["embed_tokens", "lm_head"]}
+    scenarios = [
+        parse_scenario(
+            {"model": {"name": "meta-llama/Llama-3.1-8B"}, "recipe": {"method": "lora", "lora": each}}
+        )
+        for each in (lora, {**lora, "modules_to_save": []})
+    ]  # fmt: skip
+    with_copies, without = (predict(scenario).states for scenario in scenarios)
+    assert with_copies.trained - without.trained == 2 * 128_256 * 4096
+    assert with_copies.n_params == without.n_params
+    # Weights, gradients and two moments of 2 bytes each; the originals stay.
+    added = with_copies.total_bytes(*Category) - without.total_bytes(*Category)
+    assert added == 8 * 2 * 128_256 * 4096
+
+
+def test_copies_of_tied_weights_are_refused():
+    lora = {"adapter_dtype": "bf16", "modules_to_save": ["lm_head"]}
+    with pytest.raises(UserError):
+        predict(parse_scenario({"model": {"name": "Qwen/Qwen3-0.6B"}, "recipe": {"method": "lora", "lora": lora}}))

@@ -92,7 +92,7 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     experts = any(tensor.role is Role.EXPERTS for tensor in inventory.tensors())
     if any(adapted.tensor.role is Role.HEAD for adapted in inventory.lora_modules(lora.targets)):
         return False
-    plain = not lora.dropout and not lora.autocast and not recipe.keeps_packed_inputs
+    plain = not (lora.dropout or lora.autocast or lora.modules_to_save or recipe.keeps_packed_inputs)
     return sixteen_bit and fp32 and plain and not experts
 
 

@@ -119,6 +119,7 @@ def _check_recipe(scenario: "Scenario") -> None:
     _check_packing(scenario)
     _check_last_loss(scenario)
     _check_norms(scenario)
+    _check_copies(scenario)
     _check_autocast(scenario)
     _check_optimizer(scenario)
 
@@ -172,6 +173,21 @@ def _check_norms(scenario: "Scenario") -> None:
         raise refuse(field, _("{field} is set, but FSDP1 flattens weights of one dtype alone."))
     if scenario.workload.fused_kernels or scenario.model.code == "litgpt":
         raise refuse(field, _("{field} is set, which is predicted for the plain code of transformers alone."))
+
+
+def _check_copies(scenario: "Scenario") -> None:
+    """Trained copies of whole modules, of the adapters' dtype, where an engine leaves them as they are."""
+    recipe, field, engine = scenario.recipe, "recipe.lora.modules_to_save", scenario.parallelism.engine
+    if recipe.lora is None or not recipe.lora.modules_to_save:
+        return
+    if engine not in (EngineName.SINGLE, EngineName.DDP):
+        raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine=engine.value)
+    stored = recipe.param_dtype or CONVENTIONS[recipe.convention].param_dtype
+    if recipe.method is not Method.LORA or recipe.lora.adapter_dtype is not stored:
+        message = _("{field} is set, which is predicted for lora with adapters in the dtype of the weights alone.")
+        raise refuse(field, message)
+    if scenario.model.code == "litgpt":
+        raise refuse(field, _("{field} is set, which is peft's: litgpt has no such copies."))
 
 
 def _check_autocast(scenario: "Scenario") -> None:

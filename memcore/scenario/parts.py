@@ -158,13 +158,15 @@ class Optimizer(Part):
 class Lora(Part):
     """Adapters of `rank` on the linear modules named by `targets` ("all-linear": all but the head), their input
     dropped out at the rate `dropout`. `autocast`: the forward runs under torch's autocast, so that FP32 adapters
-    compute in the dtype of the weights, as Hugging Face's Trainer has it with bf16 or fp16."""
+    compute in the dtype of the weights, as Hugging Face's Trainer has it with bf16 or fp16. `modules_to_save`: of the
+    embedding and the head a whole copy is trained beside the adapters, and the original is kept, as peft has it."""
 
     rank: Annotated[Whole, Field(ge=1, le=65536)] = 16
     targets: tuple[Annotated[str, Field(min_length=1, max_length=80)], ...] = ("all-linear",)
     adapter_dtype: DType = DType.FP32
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     autocast: bool = False
+    modules_to_save: tuple[Literal["embed_tokens", "lm_head"], ...] = ()
 
     @model_validator(mode="after")
     def _some_target(self) -> Self:

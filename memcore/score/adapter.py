@@ -130,6 +130,7 @@ def _recipe(run: Run) -> dict[str, Any]:
         adapters = {name: getattr(lora, name) for name in ("rank", "targets", "dropout", "adapter_dtype")}
         # Autocast has something to cast where the adapters are not of the weights' dtype.
         casts = recipe.autocast and recipe.param_dtype == recipe.compute_dtype != lora.adapter_dtype
+        adapters["modules_to_save"] = lora.modules_to_save or ()
         common |= {"lora": {**adapters, "autocast": casts}, **_packing(run)}
         if run.parallelism.engine != EngineName.DEEPSPEED:
             return common  # gradients and states are the adapters'

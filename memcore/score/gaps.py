@@ -206,7 +206,6 @@ def _adapters(run: Run) -> Iterator[Gap]:
         if (recipe.method == "full") != (lora is None):
             yield from _unless("recipe.lora", _("given") if lora else None)
         return
-    yield from _unless("recipe.lora.modules_to_save", lora.modules_to_save or None, None)
     if run.parallelism.engine != EngineName.FSDP1:
         yield from _unless("recipe.lora.sharded", lora.sharded, None, divides_weights(run))
     if run.parallelism.engine == EngineName.DEEPSPEED:

@@ -10,6 +10,7 @@ from memcore.i18n import gettext as _
 from memcore.score.adapter import scenario_of
 from memcore.score.gaps import Gap, beyond_scope, gaps_of
 from memcore.score.record import Metric, Run, parse_run
+from memcore.states import saved_modules
 from memcore.terms import EvidenceKind
 
 # The published format: a config's parameters lie within this share of the run's.
@@ -112,7 +113,10 @@ def _predicted(run: Run, ask: Ask, *, traced: bool) -> Budget:
 def _notes(run: Run, budget: Budget) -> list[str]:
     notes = [budget.evidence.untraced] if budget.evidence.untraced else []
     said = run.recipe.lora.trainable_params if run.recipe.lora else None
-    if said is not None and said != budget.states.trained:
+    lora, inventory = budget.scenario.recipe.lora, budget.inventory
+    copies = saved_modules(inventory, lora) if lora is not None and inventory is not None else ()
+    counted = budget.states.trained - sum(tensor.numel for tensor in copies)
+    if said is not None and said != counted:
         message = _("The scenario's adapters have {counted:,} parameters, the run's {said:,}.")
-        notes.append(message.format(counted=budget.states.trained, said=said))
+        notes.append(message.format(counted=counted, said=said))
     return notes

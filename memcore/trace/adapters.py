@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from peft import LoraConfig, inject_adapter_in_model
+from peft.utils.other import set_additional_trainable_modules
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
@@ -22,6 +23,7 @@ def attach(model: nn.Module, adapters: Adapters, *, autocast: bool) -> None:
         lora_dropout=adapters.dropout,
         target_modules=list(adapters.targets) if "all-linear" not in adapters.targets else "all-linear",
         fan_in_fan_out=False,
+        modules_to_save=list(adapters.copies) or None,
     )
     if adapters.quantization is not None:
         own: dict[type[nn.Module], type[nn.Module]] = {PackedIntegers: AdaptedIntegers, PackedLinear: AdaptedPacked}
@@ -29,6 +31,8 @@ def attach(model: nn.Module, adapters: Adapters, *, autocast: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft mends the settings for Conv1D, and says so
         inject_adapter_in_model(config, model)
+        if adapters.copies:
+            set_additional_trainable_modules(model, config, {}, "default")
     for module in model.modules():
         if isinstance(module, AdaptedPacked):
             module.autocast = autocast

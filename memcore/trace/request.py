@@ -36,7 +36,7 @@ _STEPPED = (OptimizerName.ADAM, OptimizerName.ADAMW, OptimizerName.SGD)
 class Adapters:
     """LoRA of `rank` on the modules that `targets` name, kept in `dtype`, with `dropout` before it; `quantization`:
     how the weights under it are packed, None where they are not, in tensors of `storage`, and with `packs_head` the
-    head's too. `keeps_inputs`: their products keep what they read."""
+    head's too. `keeps_inputs`: their products keep what they read. `copies`: modules of which a copy is trained."""
 
     rank: int
     targets: tuple[str, ...]
@@ -46,6 +46,7 @@ class Adapters:
     packs_head: bool = False
     keeps_inputs: bool = False
     storage: str = "uint8"
+    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +147,8 @@ def read_request(payload: Mapping[str, Any]) -> Request:
     given = {**payload, "fused_kernels": tuple(payload.get("fused_kernels", ()))}
     if given.get("adapters"):
         targets = tuple(given["adapters"]["targets"])
-        given["adapters"] = Adapters(**{**given["adapters"], "targets": targets})
+        copies = tuple(given["adapters"].get("copies", ()))
+        given["adapters"] = Adapters(**{**given["adapters"], "targets": targets, "copies": copies})
     if given.get("step"):
         given["step"] = Step(**given["step"])
     if given.get("sharding"):
@@ -220,6 +222,7 @@ def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:
         dtype=(convention.param_dtype if cast else lora.adapter_dtype).value,
         quantization=quantization.value if recipe.method is Method.QLORA else None,
         dropout=lora.dropout,
+        copies=lora.modules_to_save,
         packs_head=recipe.quantize_lm_head,
         keeps_inputs=recipe.keeps_packed_inputs,
         # FSDP1 flattens a unit's weights, which all have one dtype (bitsandbytes' bnb_4bit_quant_storage).

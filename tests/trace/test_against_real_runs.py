@@ -20,7 +20,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -73,6 +73,7 @@ class Case:
             "reentrant" if self.reentrant else "",
             self.loss if self.loss != "unfused" else "",
             f"lora {self.adapters.dtype} {self.adapters.quantization or ''}".strip() if self.adapters else "",
+            "copies" if self.adapters and self.adapters.copies else "",
             "autocast" if self.autocast else "",
             "fp32 norms" if self.fp32_norms else "",
         ]
@@ -126,6 +127,8 @@ def _cases() -> Iterator[Case]:
             yield case(model, "fp32", "flash", kind, size, adapters=adapters("fp32"))
             yield case(model, "bf16", "flash", kind, size, adapters=adapters("fp32"))
         yield case("llama", "bf16", "flash", kind, size, adapters=adapters("bf16"))
+        copies = replace(adapters("bf16"), copies=("embed_tokens", "lm_head"))
+        yield case("llama, 32000 words", "bf16", "flash", kind, size, adapters=copies)
         for model in ("llama", "gpt2"):
             yield case(model, "bf16", "flash", kind, size, adapters=adapters("fp32"), autocast=True)
         yield case("llama", "bf16", "flash", kind, size, adapters=adapters("fp32", "nf4"), autocast=True)
@@ -227,7 +230,7 @@ def adapt(model: Any, wanted: Adapters) -> Any:
     """The model with peft's adapters, its linear weights but the head packed by bitsandbytes where asked for."""
     if wanted.quantization is not None:
         pack(model, wanted.quantization == "nf4_double_quant")
-    config = LoraConfig(r=wanted.rank, target_modules="all-linear")
+    config = LoraConfig(r=wanted.rank, target_modules="all-linear", modules_to_save=list(wanted.copies) or None)
     return get_peft_model(model, config, autocast_adapter_dtype=wanted.dtype == "fp32")
 
 
