@@ -79,7 +79,7 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
         return False
     if scenario.offload.activations is not Device.NONE:
         return False
-    if work.fused_kernels or work.compile or scenario.model.code != "transformers":
+    if work.fused_kernels or work.compile or work.loss_compiled or scenario.model.code != "transformers":
         return False
     if recipe.convention is ConventionName.AMP_AUTOCAST and sixteen_bit:
         return False

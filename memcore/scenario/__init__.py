@@ -6,7 +6,7 @@ sentence. :func:`parse_scenario` turns whatever is wrong with outside data into 
 
 from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import MAX_GPUS, MAX_TOKENS
-from memcore.scenario.losses import DEFAULT_CHUNKS, IN_CHUNKS, Loss, Upcast, usual_upcast
+from memcore.scenario.losses import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, usual_upcast
 from memcore.scenario.parts import (
     Device,
     Hardware,
@@ -29,6 +29,7 @@ __all__ = [
     "MAX_GPUS",
     "MAX_SCENARIO_CHARS",
     "MAX_TOKENS",
+    "OWN_KERNELS",
     "DdpConfig",
     "DeepSpeedConfig",
     "Device",

@@ -304,8 +304,9 @@ def _check_compile(scenario: "Scenario") -> None:
         return
     if scenario.model.is_bare_count:
         raise refuse(field, _("{field} does nothing for a parameter count: give a catalogue name or a config.json."))
-    if scenario.parallelism.engine is EngineName.DEEPSPEED:
-        raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine="deepspeed")
+    engine = scenario.parallelism.engine
+    if engine not in (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP2):
+        raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine=engine.value)
     if scenario.recipe.method is Method.QLORA:
         raise refuse(field, _("{field} is set, which is not predicted for weights packed in 4 bits yet."))
     if work.fused_kernels:

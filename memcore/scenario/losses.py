@@ -53,6 +53,8 @@ class Upcast(StrEnum):
     NONE = "none"
 
 
+# Each one kernel, which torch does not compile.
+OWN_KERNELS = (Loss.FUSED_CE, Loss.FUSED)
 IN_CHUNKS = (Loss.CHUNKED_CE, Loss.CHUNKED)
 # torchtune, modules/loss/ce_chunked_output_loss.py, CEWithChunkedOutputLoss: num_output_chunks.
 DEFAULT_CHUNKS = 8
@@ -75,3 +77,6 @@ def check_loss(workload: "Workload") -> None:
     if workload.shifted_copy and loss is Loss.CHUNKED:
         message = _("{field} is set, which does nothing when workload.loss is {loss}.")
         raise refuse("workload.shifted_copy", message, loss=loss)
+    if workload.loss_compiled and (loss in OWN_KERNELS or workload.shifted_copy):
+        message = _("{field} is set, which is not predicted for a loss that is a kernel of its own, or that copies.")
+        raise refuse("workload.loss_compiled", message)

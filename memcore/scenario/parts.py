@@ -227,6 +227,7 @@ class Workload(Part):
     `fused_kernels`: which of a layer's operations run as one kernel each, which keeps less and writes gradients in
     place: rmsnorm, rope (rotary embeddings), swiglu (a gated SiLU), lora (adapters on q_proj, k_proj, v_proj, o_proj).
     `compile`: each decoder layer is compiled by itself (torch.compile), with its checkpoint inside.
+    `loss_compiled`: so is the loss function, or that of a chunk.
     """
 
     micro_batch: Tokens = 1
@@ -244,6 +245,7 @@ class Workload(Part):
     last_loss_held: bool = False
     fused_kernels: tuple[Literal["rmsnorm", "rope", "swiglu", "lora"], ...] = ()
     compile: bool = False
+    loss_compiled: bool = False
 
     @model_validator(mode="after")
     def _known_checkpointing(self) -> Self:

@@ -8,13 +8,13 @@ from memcore.engine_options import EngineName
 from memcore.recipes import DType
 from memcore.scenario import Scenario, parse_scenario
 from memcore.score.gaps import (
-    ATTENTIONS,
     CHECKPOINTINGS,
     OPTIMIZERS,
     PREFETCHES,
     SAVED,
     SETTINGS,
     UNITS,
+    attention_of,
     gaps_of,
 )
 from memcore.score.losses import loss_fields
@@ -195,7 +195,7 @@ def _workload(run: Run) -> dict[str, Any]:
         "micro_batch": work.micro_batch,
         "seq_len": work.seq_len,
         "grad_accum": work.grad_accum,
-        "attention": ATTENTIONS[work.attention],
+        "attention": attention_of(run),
         "checkpointing": f"save({','.join(saved)})" if saved else CHECKPOINTINGS[work.checkpointing],
         "reentrant": work.checkpointing == "full_reentrant",
         **loss_fields(run),

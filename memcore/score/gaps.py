@@ -29,7 +29,20 @@ class Gap:
 
 
 # The values of a field that a scenario expresses, where it has another name for them.
-ATTENTIONS = {"flash": "flash", "eager": "eager", "sdpa_efficient": "memory_efficient"}
+# cuDNN's and flex attention keep what flash attention does: queries, keys, values, result and log-sum-exp (torch 2.13,
+# aten/src/ATen/native/cudnn/MHA.cpp, run_cudnn_SDP_fprop; _higher_order_ops/flex_attention.py, FlexAttentionAutogradOp;
+# of flex attention's block mask an entry per 128 by 128 scores is left out).
+ATTENTIONS = {
+    "flash": "flash",
+    "cudnn": "flash",
+    "flex": "flash",
+    "eager": "eager",
+    "sdpa_efficient": "memory_efficient",
+}
+# Frameworks whose models repeat grouped keys and values for each query head before the attention, as "memory_efficient"
+# has them: torchtune 0.4, modules/attention.py, MultiHeadAttention.forward; torchtitan, models/llama3/model/model.py,
+# repeat_kv (to 2025). cuDNN's attention takes them as they are (torchtitan, commit 46658697).
+_REPEATING = ("torchtune", "torchtitan")
 CHECKPOINTINGS = {"none": "none", "full": "full", "full_reentrant": "full", "selective_attention": "attention"}
 # Of save lists: what a scenario has under another name, and what does not occur on one rank's whole tensors in 16 bits
 # (reduce_scatter is tensor parallelism's; max and abs are FP8's).
@@ -84,6 +97,13 @@ _IMPLIED_ANYWHERE: dict[str, Any] = {
     "expert_tensor_parallel": 1,
     "attention_softmax_fp32": False,
 }
+
+
+def attention_of(run: Run) -> str:
+    """The scenario's attention that keeps what the run's did."""
+    attention, framework = run.workload.attention, run.software.get("framework")
+    repeats = framework in _REPEATING and attention in ("flash", "flex")
+    return "memory_efficient" if repeats else ATTENTIONS[attention]
 
 
 def beyond_scope(run: Run) -> tuple[str, ...]:
@@ -237,7 +257,6 @@ def _workload(run: Run) -> Iterator[Gap]:
         yield from _unless("workload.checkpointing", work.checkpointing, *CHECKPOINTINGS)
         yield from _unless("workload.sac_save", work.sac_save, None)
     yield from (Gap(field=field, what=what[:_MAX_CHARS]) for field, what in loss_gaps(run))
-    yield from _unless("workload.loss_compiled", work.loss_compiled, False)
     others = [name for name in work.fused_kernels if name not in FUSED_KERNELS]
     yield from _unless("workload.fused_kernels", others, [])
     offloads = {

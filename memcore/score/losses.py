@@ -30,6 +30,8 @@ _ON_TRANSFORMERS = ("hf_trainer", "ms_swift", "fsdp_qlora", "pytorch_lightning",
 _LOSS_UPCASTS, _LABELS_SHIFTED, _LIGER_UNCAST = (4, 46), (4, 49), "2024-12"
 # Models whose own forwards had a loss of theirs, on logits as they are, up to 4.48; autocast makes FP32 of its input.
 _OWN_LOSS = ("gpt2", "gpt_bigcode")
+# torchtitan, commit e10cb949 of 22 October 2024, moved the cast of the logits from its model to its loss.
+_TITAN_UPCASTS = "2024-10"
 _MONTHS = {_LOSS_UPCASTS: "2024-10", _LABELS_SHIFTED: "2025-02"}
 
 
@@ -41,7 +43,7 @@ def loss_fields(run: Run) -> dict[str, Any]:
         fields["loss_chunks"] = work.loss_chunks
     if kind is not Loss.CHUNKED:
         fields["shifted_copy"] = _copies_shifted(run, kind)
-    return {**fields, "logits_retained": work.logits_retained}
+    return {**fields, "logits_retained": work.logits_retained, "loss_compiled": work.loss_compiled}
 
 
 def loss_gaps(run: Run) -> Iterator[tuple[str, str]]:
@@ -73,6 +75,8 @@ def _upcast(run: Run, kind: Loss) -> Upcast:
     if dtype != "fp32" or (run.recipe.autocast and _has_own_loss(run)):
         return Upcast.NONE
     if framework in _ON_TRANSFORMERS and not _at_least(run, _LOSS_UPCASTS):
+        return Upcast.MODEL
+    if framework == "torchtitan" and run.software["date"] < _TITAN_UPCASTS:
         return Upcast.MODEL
     return Upcast.LOSS
 

@@ -3,7 +3,7 @@
 Worker processes only: imports torch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -15,23 +15,29 @@ from memcore.activations.loss import fused_chunk
 from memcore.scenario import Loss, Upcast
 from memcore.trace.request import Request
 
+# What makes a compiled function of one.
+Compile = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-def loss_of(model: Any, tokens: torch.Tensor, request: Request) -> tuple[torch.Tensor, Any]:
+
+def loss_of(
+    model: Any, tokens: torch.Tensor, request: Request, compiled: Compile = lambda function: function
+) -> tuple[torch.Tensor, Any]:
     """Run the model's forward and the loss. Returns the loss, and the outputs, logits included, that a training loop
-    may hold until the backward is done."""
+    may hold until the backward is done. `compiled` is for the loss function alone."""
     kind, upcast = Loss(request.loss), request.upcast
+    of_logits = compiled(_of_logits)
     if kind is Loss.FUSED:
         return _fused(model, tokens, in_fp32=upcast is Upcast.LOSS, shifted_copy=request.shifted_copy), None
     if kind is Loss.CHUNKED:
-        return _chunked(model, tokens, request.loss_chunks, upcast)
-    if kind is Loss.UNFUSED and upcast is Upcast.LOSS and not request.shifted_copy:
+        return _chunked(model, tokens, request.loss_chunks, upcast, of_logits)
+    if kind is Loss.UNFUSED and upcast is Upcast.LOSS and not (request.shifted_copy or request.loss_compiled):
         output = model(input_ids=tokens, labels=tokens, use_cache=False)
         return output.loss, output
     with _decoder_output_held(model) if request.shifted_copy else nullcontext():
         logits = model(input_ids=tokens, use_cache=False).logits
         if upcast is Upcast.MODEL:
             logits = logits.float()
-        return _cross_entropy(logits, tokens, request), logits
+        return _cross_entropy(logits, tokens, request, of_logits), logits
 
 
 @contextmanager
@@ -53,13 +59,24 @@ def hidden_of(model: Any, tokens: torch.Tensor) -> torch.Tensor:
     return states
 
 
-def _cross_entropy(outputs: torch.Tensor, tokens: torch.Tensor, request: Request) -> torch.Tensor:
+def _of_logits(logits: torch.Tensor, labels: torch.Tensor, *, in_fp32: bool, reduction: str = "mean") -> torch.Tensor:
+    """The cross entropy of some logits, cast to FP32 or as they are."""
+    return functional.cross_entropy(logits.float() if in_fp32 else logits, labels, reduction=reduction)
+
+
+def _cross_entropy(
+    outputs: torch.Tensor, tokens: torch.Tensor, request: Request, of_logits: Callable[..., Any]
+) -> torch.Tensor:
     """The loss function on all logits. What it makes of them is held until it returns.
 
     Sources: transformers 4.48.1, loss/loss_utils.py, ForCausalLMLoss; litgpt 0.5, utils.py, chunked_cross_entropy, of
     chunks the log-softmaxes of which autograd keeps.
     """
-    kind = Loss(request.loss)
+    kind, in_fp32 = Loss(request.loss), request.upcast is Upcast.LOSS
+    if kind is Loss.UNFUSED and request.loss_compiled:
+        flat, labels = outputs.view(-1, outputs.shape[-1]), tokens.view(-1)
+        compiled: torch.Tensor = of_logits(flat, labels, in_fp32=in_fp32)
+        return compiled
     whole = kind is not Loss.CHUNKED_CE
     logits = outputs.float() if request.upcast is Upcast.LOSS and whole else outputs
     shifted = logits[:, :-1].contiguous() if request.shifted_copy else logits
@@ -70,21 +87,21 @@ def _cross_entropy(outputs: torch.Tensor, tokens: torch.Tensor, request: Request
         return loss.sum() / labels.numel()
     if whole:
         return functional.cross_entropy(flat, labels)
-    num, in_fp32 = request.loss_chunks, request.upcast is Upcast.LOSS
+    num = request.loss_chunks
     losses = [
-        functional.cross_entropy(chunk.float() if in_fp32 else chunk, its_labels, reduction="none")
+        of_logits(chunk, its_labels, in_fp32=in_fp32, reduction="none")
         for chunk, its_labels in zip(flat.chunk(num), labels.chunk(num), strict=True)
     ]
     return torch.cat(losses).sum() / labels.numel()
 
 
 def _chunked(
-    model: Any, tokens: torch.Tensor, num_chunks: int, upcast: Upcast
+    model: Any, tokens: torch.Tensor, num_chunks: int, upcast: Upcast, of_logits: Callable[..., Any]
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """The head on one chunk of tokens after the other, then the sum of their losses.
 
     Source: torchtune, modules/transformer.py, TransformerDecoder.chunked_output; modules/loss/
-    ce_chunked_output_loss.py, CEWithChunkedOutputLoss, not compiled. litgpt's chunks are of 128 tokens each but for
+    ce_chunked_output_loss.py, CEWithChunkedOutputLoss. litgpt's chunks are of 128 tokens each but for
     the last (model.py, GPT.forward: lm_head_chunk_size); here they are of equal length.
     """
     head = model.get_output_embeddings()
@@ -94,9 +111,8 @@ def _chunked(
     total: Any = 0.0
     for chunk, labels in zip(logits, tokens.chunk(num_chunks, dim=1), strict=True):
         flat = chunk.reshape(-1, chunk.shape[-1])
-        seen = flat.float() if upcast is Upcast.LOSS else flat
-        total = total + functional.cross_entropy(seen, labels.reshape(-1), reduction="sum")
-        del flat, seen
+        total = total + of_logits(flat, labels.reshape(-1), in_fp32=upcast is Upcast.LOSS, reduction="sum")
+        del flat
     return total / tokens.numel(), logits
 
 

@@ -258,6 +258,8 @@ class Recorder(TorchDispatchMode):
     def for_a_moment(self, num_bytes: int) -> None:
         """So many bytes are taken, and given back at once."""
         module = self._module()
+        if not num_bytes:
+            return
         for size in (num_bytes, -num_bytes):
             self.changes.append(Change(self.segment, None, size, module))
 

@@ -133,6 +133,7 @@ class Request:
     experts: str = "stacked"
     compiled: bool = False
     offloads_activations: bool = False
+    loss_compiled: bool = False
     kernels: str = "cuda"
     full_depth: bool = False
 
@@ -192,6 +193,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         experts=scenario.model.experts,
         compiled=work.compile,
         offloads_activations=scenario.offload.activations is not Device.NONE,
+        loss_compiled=work.loss_compiled,
     )
     return asdict(request)
 

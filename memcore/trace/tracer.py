@@ -78,8 +78,8 @@ def record(request: Request) -> Tape:
 
 def _record(request: Request, attention: str) -> Tape:
     tags = _Tags()
-    compiler = _compiler(fuses=request.kernels == "cuda") if request.compiled else None
-    built = build(request, attention, tags.tagger, compiler)
+    compiler = _compiler(fuses=request.kernels == "cuda") if request.compiled or request.loss_compiled else None
+    built = build(request, attention, tags.tagger, compiler if request.compiled else None)
     positions_notes(built.positions, built.has_table, request.seq_len)
     with ExitStack() as stack:
         mesh = stack.enter_context(sharding.ranks(request.sharding)) if request.sharding else None
@@ -149,15 +149,15 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any,
     """Run the step and return what was recorded. `mesh`: the ranks, None for one."""
     model, plan = built.model, built.plan
     tokens = torch.zeros((request.micro_batch, request.seq_len), dtype=torch.int64)
-    root = sharding.Root(model, partial(_forward, model, request))
+    root = sharding.Root(model, partial(_forward, model, request, compiler if request.loss_compiled else None))
     step = _sharded(root, request, mesh)
     hidden = kernels.cuda_hidden if request.kernels == "cuda" else kernels.cpu_hidden
     known = [*_kept(step, request), *model.buffers(), tokens]
     paths = {**built.paths, id(root): "loss"}
     recorder = Recorder(known, hidden, paths, sharding.WRAPPERS if request.sharding else ())
     if compiler is not None:
-        _step(root, tokens, tags, request)  # unseen: layers are compiled as they first run
-        root.zero_grad()
+        _step(step, tokens, tags, request)  # unseen: what is compiled is so as it first runs
+        step.zero_grad()
         tags.backward, compiler.recorder = False, recorder
     tags.recorder, tags.last = recorder, len(plan.picked) - 1
     # The hooks know the recorder alone: one that knew the model would keep it alive for good, since the garbage
@@ -237,7 +237,9 @@ def _whole(model: Any, request: Request) -> list[Any]:
     return list(model.parameters())
 
 
-def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.Tensor, Any]:
+def _forward(
+    model: Any, request: Request, compiler: "Compiler | None", tokens: torch.Tensor
+) -> tuple[torch.Tensor, Any]:
     """The loss, or the decoder's hidden states; and what else a training loop may hold."""
     with ExitStack() as stack:
         cached = stack.enter_context(keys_and_values(model)) if request.use_cache else None
@@ -245,7 +247,8 @@ def _forward(model: Any, request: Request, tokens: torch.Tensor) -> tuple[torch.
             stack.enter_context(torch.autocast("cpu", DTYPES[request.dtype]))
         if request.loss == "none":
             return hidden_of(model, tokens), cached
-        loss, outputs = loss_of(model, tokens, request)
+        compiled = {} if compiler is None else {"compiled": compiler.compiled}
+        loss, outputs = loss_of(model, tokens, request, **compiled)
         return loss, (outputs, cached)
 
 

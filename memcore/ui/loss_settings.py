@@ -7,7 +7,7 @@ import streamlit as st
 
 from memcore.explain import LOSS_LABELS, UPCAST_LABELS
 from memcore.i18n import gettext as _
-from memcore.scenario import DEFAULT_CHUNKS, IN_CHUNKS, Loss, Upcast, Workload
+from memcore.scenario import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, Workload
 
 # What is usual for the loss, as a value that a select box can hold.
 USUAL = "usual"
@@ -21,6 +21,7 @@ def loss_values(workload: Workload) -> dict[str, Any]:
         "w_upcast": workload.logits_upcast.value if workload.logits_upcast else USUAL,
         "w_shifted": workload.shifted_copy,
         "w_retained": workload.logits_retained,
+        "w_loss_compiled": workload.loss_compiled,
     }
 
 
@@ -34,6 +35,7 @@ def chosen_loss(values: Mapping[str, Any]) -> dict[str, Any]:
         "logits_upcast": upcast if upcast in _upcasts(loss) else None,
         "shifted_copy": values["w_shifted"] and loss is not Loss.CHUNKED,
         "logits_retained": values["w_retained"] and loss is not Loss.FUSED,
+        "loss_compiled": values["w_loss_compiled"] and loss not in OWN_KERNELS,
     }
 
 
@@ -54,6 +56,8 @@ def draw_loss() -> None:
             key="w_shifted",
             help=_("As transformers before 4.49 does; newer ones shift labels."),
         )
+    if loss not in OWN_KERNELS:
+        st.checkbox(_("Loss compiled"), key="w_loss_compiled", help=_("The loss function, by torch.compile."))
     if loss is not Loss.FUSED:
         st.checkbox(
             _("Logits held"),
