@@ -28,7 +28,8 @@ from memcore.trace.recorder import Recorder
 
 _LOGGER = logging.getLogger("torch._dynamo")
 _REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "argmax", "any", "all", "prod", "var_mean", "var"})
-# Loads at computed places, which Inductor fuses like pointwise operations (torch 2.13, _inductor/lowering.py).
+# Loads at computed places, which Inductor fuses like pointwise operations (torch 2.13, _inductor/lowering.py); what is
+# scattered is so into zeros here, which it makes a choice of (fx_passes/post_grad.py, scatter_upon_const_tensor).
 _LOADS = frozenset(
     {
         "gather",
@@ -41,6 +42,7 @@ _LOADS = frozenset(
         "cat",
         "convert_element_type",
         "slice_scatter",
+        "scatter",
         "select_scatter",
         "constant_pad_nd",
     }

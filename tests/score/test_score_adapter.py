@@ -173,6 +173,28 @@ def test_engine_settings_arrive():
     assert (config.fsdp_units, config.reshard_exception) == ("block_embed_head", "head")
 
 
+@pytest.mark.parametrize(
+    ("framework", "attention", "expected"),
+    [
+        ("torchtune", "flex", "memory_efficient"),
+        ("torchtitan", "flash", "memory_efficient"),
+        ("torchtitan", "cudnn", "flash"),
+        ("hf_trainer", "flex", "flash"),
+        ("hf_trainer", "flash", "flash"),
+    ],
+)
+def test_attention_on_keys_that_the_model_repeats(framework: str, attention: str, expected: str):
+    run = made_up(software__framework=framework, workload__attention=attention)
+    assert scenario_of(parse_run(run)).workload.attention == expected
+
+
+def test_what_is_compiled_arrives():
+    given = {"software__framework": "torchtitan", "workload__compile": True, "workload__loss_compiled": True}
+    work = scenario_of(parse_run(made_up(**given))).workload
+    assert work.compile
+    assert work.loss_compiled
+
+
 def test_torchtitans_save_list_arrives():
     """What never runs without tensor parallelism and FP8 leaves nothing to save."""
     listed = ["mm_alternate", "sdpa", "reduce_scatter", "max"]

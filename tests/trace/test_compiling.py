@@ -122,3 +122,38 @@ def test_what_inductors_kernels_write(monkeypatch: pytest.MonkeyPatch, kind: str
     real, found = real_peak(real_step("llama", "bf16", kind, "inductor", size)), max(profile.with_gradients)
     print(kind, f"{found:,} {real:,} {found / real - 1:+.3%}")
     assert found == pytest.approx(real, rel=within)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
+def test_a_compiled_loss(monkeypatch: pytest.MonkeyPatch, backend: str):
+    """Of 32,000 words, whose logits are far more than all else: Inductor casts them to FP32 inside of its kernels, so
+    that they and their gradient are all there is of them, 4 bytes a logit in place of 12. To a kilobyte."""
+    if backend == "inductor":
+        monkeypatch.setattr(tracer, "_compiler", lambda *, fuses: Compiler(fuses=True))
+    name, size = "llama, 32000 words", (1, 192)
+    profile = traced(
+        CONFIGS[name], micro_batch=1, seq_len=192, dtype="bf16", attention="flash", checkpointing="full",
+        loss_compiled=True,
+    )  # fmt: skip
+    kernels.register()
+    config = AutoConfig.for_model(**CONFIGS[name])
+    model: Any = AutoModelForCausalLM.from_config(
+        config, dtype=torch.bfloat16, attn_implementation=kernels.FLASH
+    ).train()
+    model.gradient_checkpointing_enable({"use_reentrant": False, "preserve_rng_state": False})
+    tokens = torch.randint(0, config.vocab_size, size)
+
+    @partial(torch.compile, backend=backend, dynamic=False)
+    def loss_of(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(logits.float(), labels)
+
+    def step() -> nn.Module:
+        logits = model(input_ids=tokens, use_cache=False).logits
+        loss = loss_of(logits.view(-1, config.vocab_size), tokens.view(-1))
+        del logits
+        loss.backward()
+        return model
+
+    real, found = real_peak(step), max(profile.with_gradients)
+    print(backend, f"{found:,} {real:,} {found / real - 1:+.3%}")
+    assert abs(found - real) <= 1024
