@@ -210,7 +210,8 @@ def _step_one(recorder: Recorder, transients: Mapping[tuple[int, ...], int], tra
     Source: torchtune 0.4, training/memory.py, register_optim_in_bwd_hooks.
     """
     recorder.is_gradient(trained.grad)
-    recorder.for_a_moment(transients[tuple(trained.shape)])
+    if transient := transients[tuple(trained.shape)]:
+        recorder.for_a_moment(transient)
     trained.grad = None
 
 
