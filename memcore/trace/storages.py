@@ -25,10 +25,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class _Life:
-    """A traced storage: the phase and unit of the segments that it is taken and given back in; None where never."""
+    """A traced storage: the phase and unit of the segments that it is taken and given back in, None where never; its
+    bytes, and its category and module."""
 
     born: tuple[str, int]
     gone: tuple[str, int] | None
+    like: tuple[int, int]
 
 
 def events(tape: Tape) -> Iterator[tuple[str, list[Event]]]:
@@ -63,6 +65,9 @@ class _Layout:
             self._units.setdefault(unit, []).append(place)
         self._lives = _lives(tape)
         self._alike = _alike(self._lives)
+        self._like: dict[tuple[tuple[str, int], tuple[int, int]], list[int]] = {}
+        for storage, life in self._lives.items():
+            self._like.setdefault((life.born, life.like), []).append(storage)
         # By traced storage and the place of the unit that took it.
         self._alive: dict[tuple[int, int], int] = {}
         self._next = 0
@@ -98,25 +103,32 @@ class _Layout:
     def _meant(self, storage: int, phase: str, place: int | None, times: int) -> list[tuple[int, int]]:
         """The storages that a change gives back in the unit at `place`: the traced one, or in a repeated unit the one
         that stands in its stead; those of all units where it counts as often."""
-        unit, gone = self._lives[storage].born[1], self._lives[storage].gone
-        if unit < 0 or gone is None:
-            keys = [(storage, 0)]
-        elif place is None or gone[1] < 0:
-            places = self._units[unit] if times > 1 else self._units[unit][-1:]
+        (born, unit), gone = self._lives[storage].born, self._lives[storage].gone
+        if place is None or gone is None or gone[1] < 0:
+            places = [0] if unit < 0 else self._units[unit] if times > 1 else self._units[unit][-1:]
             keys = [(storage, each) for each in places]
         else:
-            home = place + unit - gone[1]
-            keys = [(self._counterpart(storage, self._tape.order[home]), home)]
+            # The loss comes before the last unit's backward, what is before all units before the first one's forward.
+            before = max(self._tape.order) + 1 if born == "loss" else -1
+            home = place + (before if unit < 0 else unit) - gone[1]
+            keys = [(storage, 0)]
+            if (unit >= 0 or keys[0] not in self._alive) and 0 <= home < len(self._tape.order):
+                keys = [(self._counterpart(storage, phase, home), home)]
         return [key for key in keys if key in self._alive]
 
-    def _counterpart(self, storage: int, unit: int) -> int:
-        """What another unit takes in a traced storage's stead."""
-        life = self._lives[storage]
+    def _counterpart(self, storage: int, phase: str, home: int) -> int:
+        """What the unit at a place takes in a traced storage's stead: the one that stands there among those of the same
+        kind; else, as where units fetch for the one after next, one of the same bytes and module."""
+        life, unit = self._lives[storage], self._tape.order[home]
         if life.born[1] == unit:
             return storage
-        mine, theirs = self._alike[_kind(life), life.born[1]], self._alike.get((_kind(life), unit), [])
-        place = mine.index(storage)
-        return theirs[place] if place < len(theirs) else -1
+        if life.born[1] >= 0:
+            mine, theirs = self._alike[_kind(life), life.born[1]], self._alike.get((_kind(life), unit), [])
+            place = mine.index(storage)
+            if place < len(theirs):
+                return theirs[place]
+        born = (life.born[0] if life.born[1] >= 0 else phase, unit)
+        return next((each for each in self._like.get((born, life.like), []) if (each, home) in self._alive), -1)
 
 
 def _kind(life: _Life) -> tuple[str, str, int]:
@@ -128,15 +140,16 @@ def _kind(life: _Life) -> tuple[str, str, int]:
 def _lives(tape: Tape) -> dict[int, _Life]:
     born: dict[int, tuple[str, int]] = {}
     lives: dict[int, _Life] = {}
-    for storage, place, size in zip(tape.storages, tape.places, tape.changes, strict=True):
+    columns = zip(tape.storages, tape.places, tape.changes, tape.owners, strict=True)
+    for storage, place, size, owner in columns:
         segment = _segment(tape.segments[place])
         if storage == KIND_ALONE or not size:
             continue
         if size > 0:
             born[storage] = segment
-            lives[storage] = _Life(segment, None)
+            lives[storage] = _Life(segment, None, (size, owner))
         else:
-            lives[storage] = _Life(born[storage], segment)
+            lives[storage] = _Life(born[storage], segment, lives[storage].like)
     return lives
 
 

@@ -11,7 +11,7 @@ import pytest
 from small_models import CONFIGS, requested
 
 from memcore.trace.replay import timeline
-from memcore.trace.request import Adapters, Sharding
+from memcore.trace.request import Adapters, FlatSharding, Sharding
 from memcore.trace.storages import by_layer, events
 from memcore.trace.tape import Tape
 from memcore.trace.tracer import record
@@ -86,3 +86,23 @@ def test_fsdp2_gathers_and_reduces_on_streams_of_its_own():
     others = [found for stream, found in streams.items() if stream]
     assert {"gathered"} in others
     assert any(found <= {"reduced", "gradients"} for found in others)
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_fsdp1_fetches_the_unit_after_next_and_gives_each_back(checkpointing: str):
+    """torch's FullyShardedDataParallel gathers for the backward one unit ahead: what a unit fetches goes two units
+    later, also where the units are repeated."""
+    flat = FlatSharding(
+        shard=4, param_dtype="bf16", compute_dtype="bf16", reduce_dtype="bf16", reshard_after_forward=True,
+        use_orig_params=False, backward_prefetch="pre", adapters="inside", around=True,
+    )  # fmt: skip
+    tape = record(requested(of_depth("llama", 8), dtype="bf16", sharding=flat, checkpointing=checkpointing))
+    alive: dict[int, int] = {}
+    gradients = 0
+    for _moment, found in events(tape):
+        for event in found:
+            gradients += event.num_bytes if event.gradient else 0
+            alive[event.storage] = event.num_bytes
+            if not event.num_bytes:
+                del alive[event.storage]
+    assert sum(alive.values()) == gradients == sum(size for *_where, size in timeline(tape)) > 0
