@@ -59,22 +59,52 @@ def _kept(inputs: Inputs, state: State) -> Term:
 
 
 def _gradients(inputs: Inputs, state: State, units: Units | None) -> list[Term]:
-    """Slices of reduced gradients; with no_sync, whole ones that wait for the last micro-step."""
-    num_bytes = _gradient_bytes(inputs, state, units)
-    waits = inputs.accumulates and inputs.scenario.fsdp1_config.no_sync
+    """Slices of reduced gradients: while a layer computes those of the layers that are done. Of several micro-steps
+    they stay, and a new slice comes beside them; with no_sync whole ones stay until the last."""
+    num_bytes, scenario = _gradient_bytes(inputs, state, units), inputs.scenario
+    waits = inputs.accumulates and scenario.fsdp1_config.no_sync
     grown = growing_gradients(inputs, state, num_bytes)
+    done = None if units is None or inputs.accumulates else units.after(lambda layer: layer.shard)
+    in_layers = 0 if units is None else sum(layer.shard for layer in units.layers)
+    whole = 0 if units is None else in_layers + units.root.shard
 
     def at(index: int, moment: Moment) -> int:
-        if inputs.scenario.shards_on_host and moment.phase is not Phase.BACKWARD:
+        if scenario.shards_on_host and moment.phase is not Phase.BACKWARD:
             return 0  # copied to the host when they are reduced, but let go of at the backward's end
-        if moment.phase is Phase.IDLE and inputs.scenario.fsdp1_config.use_orig_params:
+        if moment.phase in (Phase.INIT, Phase.IDLE):
             # zero_grad lets go of the parameters' views; the flat gradient goes in the next forward
             # (_runtime_utils.py, _reset_flat_param_grad_info_if_needed).
-            return num_bytes
+            return num_bytes if scenario.fsdp1_config.use_orig_params else 0
+        if moment.phase is Phase.BACKWARD and done is not None and whole:
+            values = done[moment.segment] if isinstance(moment.segment, int) and done else in_layers
+            return num_bytes * values // whole
         return 0 if waits and moment.phase is not Phase.OPTIMIZER else grown.at(index)
 
     sliced = replace(grown, bytes_at=tuple(at(index, moment) for index, moment in enumerate(inputs.timeline)))
-    return [sliced, *(_waiting(inputs, units) if waits and units is not None else [])]
+    if units is None or not inputs.accumulates:
+        return [sliced]
+    return [sliced, _newest_slice(inputs, units), *(_waiting(inputs, units) if waits else [])]
+
+
+def _newest_slice(inputs: Inputs, units: Units) -> Term:
+    """The slice that was just reduced, before it is added to those of the micro-steps before."""
+    size = inputs.states.trained_as.grad_dtype.size
+
+    def at(moment: Moment) -> int:
+        if moment.phase is not Phase.BACKWARD:
+            return 0
+        if isinstance(moment.segment, int) and units.layers:
+            return size * units.layers[moment.segment].shard
+        return size * units.root.shard
+
+    bytes_at = during(inputs.timeline, at)
+    return Term(
+        name="newest_slice",
+        category=Category.GRADIENTS,
+        bytes_at=bytes_at,
+        formula=Formula(symbols="S_i", numbers=product(max(bytes_at))),
+        source="torch 2.13, distributed/fsdp/_runtime_utils.py, _accumulate_sharded_grad",
+    )
 
 
 def _gradient_bytes(inputs: Inputs, state: State, units: Units | None) -> int:

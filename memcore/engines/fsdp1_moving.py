@@ -9,8 +9,8 @@ counted whole beside one another, as for FSDP2.
 
 Symbols, in bytes: P_i the flat parameter of layer i while it computes, M_i a rank's slice of it cast to the
 computation's dtype, where that is not the slices' own; P_R the root's. G_i whole gradients of layer i's parameters, F_i
-the flat one that they are put together in, B_i that in the dtype in which it is reduced; H gradients of what follows
-the layers, which wait for the embedding's.
+the flat one that they are put together in, B_i that in the dtype in which it is reduced, S_i the rank's slice of it; H
+gradients of what follows the layers, which wait for the embedding's.
 """
 
 from dataclasses import dataclass
@@ -41,6 +41,15 @@ def prefetches(scenario: Scenario) -> bool:
     return config.backward_prefetch == "pre" and not again
 
 
+def begun_at_loss(inputs: Inputs, units: Units) -> Parts:
+    """What the backward begins with, at the moment of the loss, by the trace's terms: the layer that is gathered first,
+    and the head's gradients."""
+    scenario = inputs.scenario
+    first = scenario.fsdp1_config.reshard_after_forward and prefetches(scenario)
+    fetched = units.layers[-1].gathered if first and units.layers else 0
+    return {"gathered_parameters": fetched, "logits_loss": units.head_gradients}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
     """One step of these units."""
@@ -49,21 +58,20 @@ class _Step:
     units: Units
 
     def gathered(self, moment: Moment) -> Parts:
-        """Flat parameters put together from all ranks."""
-        layers, root, config = self.units.layers, self.units.root, self.inputs.scenario.fsdp1_config
-        if moment.phase is Phase.LOSS or not isinstance(moment.segment, int):
-            in_step = moment.phase is Phase.LOSS or moment.segment == "reduce"
-            kept = {} if config.reshard_after_forward or moment.segment == "reduce" else self._all_of(len(layers))
-            return {"P_R": root.gathered, **kept} if in_step else {}
-        place, whole = moment.segment, {"P_R": root.gathered}
+        """Flat parameters put together from all ranks. The root's are let go of before its gradients are reduced."""
+        layers, config, root = self.units.layers, self.inputs.scenario.fsdp1_config, {"P_R": self.units.root.gathered}
+        at_loss = moment.phase is Phase.LOSS
+        if not at_loss and not isinstance(moment.segment, int):
+            return {}
+        place = moment.segment if isinstance(moment.segment, int) else len(layers)
         if not config.reshard_after_forward:
-            return {**whole, **self._all_of(place + 1)}
-        ahead = moment.phase is Phase.BACKWARD and place and prefetches(self.inputs.scenario)
-        own = {**whole, "P_i": layers[place].gathered}
-        return {**own, "P_{i-1}": layers[place - 1].gathered} if ahead else {**own, "M_i": self._cast(layers[place])}
-
-    def _all_of(self, count: int) -> Parts:
-        return {r"\sum P_i": sum(layer.gathered for layer in self.units.layers[:count])}
+            count = min(place + 1, len(layers))
+            return {**root, r"\sum P_i": sum(layer.gathered for layer in layers[:count])}
+        own = {} if at_loss else {"P_i": layers[place].gathered}
+        if moment.phase is Phase.FORWARD:
+            return {**root, **own, "M_i": self._cast(layers[place])}
+        ahead = place and prefetches(self.inputs.scenario)
+        return {**root, **own, **({"P_{i-1}": layers[place - 1].gathered} if ahead else {})}
 
     def _cast(self, unit: Unit) -> int:
         """A rank's slice in the computation's dtype, until the unit is gathered."""
@@ -73,18 +81,29 @@ class _Step:
         return 0 if same else unit.gathered // self.inputs.ranks
 
     def reduced(self, moment: Moment) -> Parts:
-        """A unit's gradients, put together, then in the dtype in which they are reduced."""
+        """A unit's gradients, put together, then in the dtype in which they are reduced, with the new slice."""
         if moment.phase is not Phase.BACKWARD:
             return {}
         if isinstance(moment.segment, int):
-            return {"H": self.units.head_gradients, **self._put_together(self.units.layers[moment.segment])}
-        return self._put_together(self.units.root)
+            unit, beside = self.units.layers[moment.segment], {"H": self.units.head_gradients}
+        else:
+            unit, beside = self.units.root, Parts()
+        # Until they are put together the unit's parameters are there, of the same size as its gradients.
+        together = {"G_i": unit.gradients, "F_i": unit.gradients}
+        sent = {"F_i": unit.gradients, **self._sent(unit)}
+        if isinstance(moment.segment, int):
+            sent["-P_i"] = -unit.gathered
+        else:
+            together["P_R"] = unit.gathered
+        return {**beside, **(together if sum(together.values()) >= sum(sent.values()) else sent)}
 
-    def _put_together(self, unit: Unit) -> Parts:
-        convention = self.inputs.states.precision.convention
-        apart = unit.reduced if convention.reduce_dtype is not convention.compute_dtype else 0
-        # The second comes when the unit's parameters, of the same size, are let go of: all but the root's.
-        beside = unit.gradients if unit is not self.units.root else 0
-        if apart > unit.gradients + beside:
-            return {"F_i": unit.gradients, "B_i": apart - beside}
-        return {"G_i": unit.gradients, "F_i": unit.gradients}
+    def _sent(self, unit: Unit) -> Parts:
+        """What a unit's gradients are reduced in, where that has another dtype, and this rank's slice of it."""
+        states = self.inputs.states
+        reduce, computed = states.precision.convention.reduce_dtype, states.precision.convention.compute_dtype
+        buffer = {} if reduce is computed else {"B_i": unit.reduced}
+        # Of several micro-steps a term of its own (memcore.engines.fsdp1).
+        slices = 0 if self.inputs.accumulates else unit.shard * states.trained_as.grad_dtype.size
+        if reduce is not states.trained_as.grad_dtype:
+            slices += unit.reduced // self.inputs.ranks
+        return {**buffer, "S_i": slices}

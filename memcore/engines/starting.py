@@ -34,6 +34,8 @@ def _of_engine(inputs: Inputs) -> tuple[int, Formula, str]:
     match inputs.scenario.parallelism.engine:
         case EngineName.DEEPSPEED:
             return _deepspeed(inputs, weights)
+        case EngineName.FSDP1:
+            return _fsdp1(inputs, weights)
         case EngineName.FSDP2:
             return _fsdp2(inputs, weights)
         case EngineName.DDP:
@@ -41,6 +43,19 @@ def _of_engine(inputs: Inputs) -> tuple[int, Formula, str]:
             formula = Formula(symbols=r"w\,\Psi + g\,\Psi", numbers=f"{weights:,} + {buckets:,}")
             return weights + buckets, formula, "torch 2.13, torch/csrc/distributed/c10d/reducer.cpp"
     return weights, Formula(symbols=r"w\,\Psi", numbers=f"{weights:,}"), "the model itself"
+
+
+def _fsdp1(inputs: Inputs, weights: int) -> tuple[int, Formula, str]:
+    """Units are flattened one after the other, layers first and the root last: with the flat tensor are its parameters,
+    and then its slice."""
+    layers = [layer.numel for layer in inputs.inventory.layers] if inputs.inventory else []
+    width, ranks = inputs.states.trained_as.param_dtype.size, inputs.ranks
+    root = inputs.states.n_params - sum(layers)
+    unit = max(layers, default=0)
+    first = weights + width * (unit + ceil_div(unit, ranks))
+    last = width * (2 * root + ceil_div(root, ranks) + ceil_div(sum(layers), ranks))
+    formula = Formula(symbols=r"w\,\Psi + w\,U + w\,U / N", numbers=f"max({first:,}, {last:,})")
+    return max(first, last), formula, "torch 2.13, distributed/fsdp/_flat_param.py, flatten_tensors_into_flat_param"
 
 
 def _fsdp2(inputs: Inputs, weights: int) -> tuple[int, Formula, str]:

@@ -194,13 +194,13 @@ def _plain(path: str) -> str:
     return ".".join(part for part in path.split(".") if part not in ("base_layer", "default"))
 
 
-def trained_shapes(built: Built) -> list[tuple[tuple[int, ...], int]]:
+def trained_shapes(built: Built, wrapped: nn.Module) -> list[tuple[tuple[int, ...], int]]:
     """The shape of each trained parameter that is left, or of this rank's shard of it, in order, and how many the
-    whole model has in its place."""
+    whole model has in its place. `wrapped`: the model as an engine has it, which may own parameters itself."""
     counts = Counter(built.plan.order)
     places = {id(p): place for place, unit in enumerate(built.plan.layers) for p in unit.parameters()}
     return [
         (tuple(local_tensor(parameter).shape), counts[places[id(parameter)]] if id(parameter) in places else 1)
-        for parameter in built.model.parameters()
+        for parameter in wrapped.parameters()
         if parameter.requires_grad
     ]

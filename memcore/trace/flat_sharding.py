@@ -11,6 +11,7 @@ back, so they are the same.
 """
 # ruff: noqa: SLF001  FSDP1 has no public way to ask
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -49,7 +50,8 @@ def shard(root: nn.Module, sharding: FlatSharding) -> nn.Module:
             param_dtype=computed, reduce_dtype=DTYPES[sharding.reduce_dtype], buffer_dtype=computed
         )  # fmt: skip
     kind = ShardingStrategy.FULL_SHARD if sharding.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
-    with _mended():
+    with _mended(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # frozen weights beside trained ones take gradients too: what is asked for
         sharded = FullyShardedDataParallel(
             root,
             sharding_strategy=kind,

@@ -175,7 +175,7 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any,
             stack.enter_context(sharding.observed(root, recorder, tags.reduce, units=units, on_cpu=on_cpu))
         stack.enter_context(recorder.recording())
         _step(step, tokens, tags, request)
-    transient = 0 if request.step_in_backward else _transient(trained_shapes(built), request.step)
+    transient = 0 if request.step_in_backward else _transient(trained_shapes(built, step), request.step)
     return tape_of(
         recorder.changes,
         recorder.gradients,
@@ -201,7 +201,7 @@ def _transient(shapes: Sequence[tuple[tuple[int, ...], int]], step: Step | None)
 
 def _transients(built: Built, request: Request) -> dict[tuple[int, ...], int]:
     """The same for a step on one parameter alone, by its shape."""
-    return {shape: _transient([(shape, 1)], request.step) or 0 for shape, _count in trained_shapes(built)}
+    return {shape: _transient([(shape, 1)], request.step) or 0 for shape, _count in trained_shapes(built, built.model)}
 
 
 def _step_one(recorder: Recorder, transients: Mapping[tuple[int, ...], int], trained: torch.Tensor) -> None:

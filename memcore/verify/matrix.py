@@ -33,7 +33,7 @@ _SMALL = {
 def matrix(ranks: int) -> list[Case]:
     """All cases for a number of ranks. DeepSpeed's come last: its stage 3 puts a linear function of its own in torch's
     place for the rest of the process, which keeps other tensors under autocast."""
-    return [*_ddp(ranks), *_fsdp2(ranks), *_deepspeed(ranks)]
+    return [*_ddp(ranks), *_fsdp1(ranks), *_fsdp2(ranks), *_deepspeed(ranks)]
 
 
 def in_ci() -> list[Case]:
@@ -45,11 +45,11 @@ def in_ci() -> list[Case]:
 _IN_CI = (
     "DDP, autocast",
     "DDP, gradient_as_bucket_view",
+    "FSDP1, checkpoints around units",
     "FSDP2, reshard",
     "FSDP2, no reshard, full checkpointing",
     "ZeRO-0, bucket 1e+06",
     "ZeRO-1, bucket 1e+06",
-    "ZeRO-1, bucket 1e+07, overlap_comm",
     "ZeRO-2, bucket 1e+07",
     "ZeRO-2, bucket 1e+06, overlap_comm, foreach",
     "ZeRO-3, prefetch 1e+06, live 3e+06, reuse 3e+06, persistence 1e+05",
@@ -102,6 +102,28 @@ def _deepspeed(ranks: int) -> Iterator[Case]:
         recipe = {"convention": "deepspeed_fp32_grad"}
         yield _zero(ranks, f"{name}, FP32 accumulation", stage, _SMALL, recipe=recipe)
         yield _zero(ranks, f"{name}, full checkpointing", stage, _SMALL, workload={"checkpointing": "full"})
+
+
+def _fsdp1(ranks: int) -> Iterator[Case]:
+    settings: dict[str, dict[str, Any]] = {
+        "": {},
+        ", SHARD_GRAD_OP": {"reshard_after_forward": False},
+        ", flat parameters": {"use_orig_params": False},
+        ", BACKWARD_POST": {"backward_prefetch": "post"},
+    }
+    engine, recipe = {"engine": "fsdp1"}, {"convention": "fsdp2_mixed"}
+    for name, config in settings.items():
+        yield _case(ranks, f"FSDP1{name}", engine, engine_config=config, recipe=recipe)
+    for convention, name in (("fp32", "FP32"), ("pure_bf16", "BF16")):
+        yield _case(ranks, f"FSDP1, {name}", engine, recipe={"convention": convention})
+    work = {"checkpointing": "full", "reentrant": True}
+    yield _case(ranks, "FSDP1, full checkpointing", engine, recipe=recipe, workload=work)
+    around = {"checkpoint_around_units": True}
+    yield _case(ranks, "FSDP1, checkpoints around units", engine, engine_config=around, recipe=recipe, workload=work)
+    work = {"grad_accum": 4}
+    yield _case(ranks, "FSDP1, 4 micro-steps", engine, recipe=recipe, workload=work)
+    name, config = "FSDP1, 4 micro-steps, no_sync", {"no_sync": True}
+    yield _case(ranks, name, engine, engine_config=config, recipe=recipe, workload=work)
 
 
 def _fsdp2(ranks: int) -> Iterator[Case]:

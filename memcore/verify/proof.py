@@ -4,15 +4,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memcore.budget import Ask, Budget, Evidence, evidence_for, predict
+from memcore.engine_options import EngineName
+from memcore.engines import Inputs
+from memcore.engines.fsdp1_moving import begun_at_loss
+from memcore.engines.fsdp2_units import units_of
 from memcore.errors import UserError
-from memcore.terms import Category, Phase, Term
+from memcore.terms import Category, EvidenceKind, Phase, Term
 from memcore.trace.profile import load_profile
 from memcore.trace.request import trace_request
 from memcore.verify.case import Case, RankFigures
 
 # The loss is made within the model's forward; its gradients come within the backward.
 _MOMENTS = {
-    "forward": (Phase.FORWARD, Phase.LOSS),
+    # What the step before left is there until the forward begins.
+    "forward": (Phase.INIT, Phase.FORWARD, Phase.LOSS),
     "backward": (Phase.LOSS, Phase.BACKWARD),
     "optimizer": (Phase.OPTIMIZER,),
     "idle": (Phase.IDLE,),
@@ -102,12 +107,26 @@ def _fullest(budget: Budget, phase: str) -> Shares:
 
 
 def _shares(budget: Budget, phase: str, index: int) -> Shares:
-    """At the loss, a forward has only the gradients that were there before: its own come with the backward."""
+    """At the loss, a forward has only the gradients that were there before, and nothing that FSDP1's backward begins
+    with: those come with the backward."""
     at_loss = phase == "forward" and budget.timeline[index].phase is Phase.LOSS
     # The moment before the loss is the last layer's forward.
     places = [index - 1 if at_loss and term.category is Category.GRADIENTS else index for term in budget.terms]
-    shares = ((term, term.at(place)) for term, place in zip(budget.terms, places, strict=True))
+    begun = _begun_at_loss(budget) if at_loss else {}
+    shares = (
+        (term, max(term.at(place) - (begun.get(term.name, 0) if term.evidence is EvidenceKind.TRACE else 0), 0))
+        for term, place in zip(budget.terms, places, strict=True)
+    )
     return tuple((term, share) for term, share in shares if share)
+
+
+def _begun_at_loss(budget: Budget) -> Mapping[str, int]:
+    if budget.scenario.parallelism.engine is not EngineName.FSDP1 or budget.inventory is None:
+        return {}
+    inputs = Inputs(
+        scenario=budget.scenario, states=budget.states, inventory=budget.inventory, timeline=budget.timeline
+    )
+    return begun_at_loss(inputs, units_of(inputs, budget.inventory))
 
 
 def _sum(shares: Shares) -> int:

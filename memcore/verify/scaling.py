@@ -22,6 +22,7 @@ from memcore.verify.case import MAX_LOCAL_RANKS, Case
 RUNNABLE: Mapping[EngineName, tuple[ConventionName, ...]] = {
     EngineName.SINGLE: (ConventionName.AMP_AUTOCAST, ConventionName.FP32, ConventionName.PURE_BF16),
     EngineName.DDP: (ConventionName.AMP_AUTOCAST, ConventionName.FP32, ConventionName.PURE_BF16),
+    EngineName.FSDP1: (ConventionName.FSDP2_MIXED, ConventionName.FP32, ConventionName.PURE_BF16),
     EngineName.FSDP2: (ConventionName.FSDP2_MIXED, ConventionName.FP32, ConventionName.PURE_BF16),
     EngineName.DEEPSPEED: (ConventionName.ZERO_PAPER, ConventionName.DEEPSPEED_FP32_GRAD, ConventionName.FP32),
 }

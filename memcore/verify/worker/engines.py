@@ -5,12 +5,14 @@ Ranks only: imports torch, transformers and, for its stages, deepspeed.
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from memcore.counting import build_model, load_config
 from memcore.engine_options import EngineName
@@ -43,6 +45,7 @@ def start(scenario: Scenario, device: torch.device) -> Training:
     builders = {
         EngineName.SINGLE: _loop,
         EngineName.DDP: _ddp,
+        EngineName.FSDP1: _fsdp1,
         EngineName.FSDP2: _fsdp2,
         EngineName.DEEPSPEED: _deepspeed,
     }
@@ -121,6 +124,77 @@ def _ddp(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]
     views = isinstance(config, DdpConfig) and config.gradient_as_bucket_view
     wrapped = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
     return _loop(scenario, wrapped, batch)
+
+
+def _fsdp1(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    from torch.distributed.fsdp import (
+        BackwardPrefetch,
+        CPUOffload,
+        FullyShardedDataParallel,
+        MixedPrecision,
+        ShardingStrategy,
+    )
+    from torch.distributed.fsdp.wrap import CustomPolicy
+
+    config, convention = scenario.fsdp1_config, precision_of(scenario.recipe).convention
+    mixed = None
+    if convention.compute_dtype is not convention.param_dtype:
+        computed = DTYPES[convention.compute_dtype.value]
+        mixed = MixedPrecision(
+            param_dtype=computed, reduce_dtype=DTYPES[convention.reduce_dtype.value], buffer_dtype=computed
+        )
+    layers = set(map(id, decoder_layers(model)))
+    prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
+    kind = ShardingStrategy.FULL_SHARD if config.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+    wrapped = FullyShardedDataParallel(
+        model,
+        sharding_strategy=kind,
+        auto_wrap_policy=CustomPolicy(lambda module: id(module) in layers),
+        mixed_precision=mixed,
+        cpu_offload=CPUOffload(offload_params=config.cpu_offload),
+        backward_prefetch=prefetch[config.backward_prefetch],
+        use_orig_params=config.use_orig_params,
+        device_id=next(model.parameters()).device,
+    )
+    if config.checkpoint_around_units and scenario.workload.checkpointing == "full":
+        around_units(decoder_layers(wrapped), reentrant=scenario.workload.reentrant)
+    training = _loop(scenario, wrapped, batch)
+    if not (config.no_sync and scenario.workload.grad_accum > 1):
+        return training
+    return waiting(training, wrapped.no_sync, scenario.workload.grad_accum)
+
+
+def around_units(layers: list[nn.Module], *, reentrant: bool) -> None:
+    """A checkpoint around each of the units instead of within it, as a model's loop before transformers 4.53 has it."""
+    for unit in layers:
+        inner: Any = unit.module
+        inner.gradient_checkpointing = False
+        call = unit.forward
+
+        def forward(hidden: torch.Tensor, *args: Any, call: Any = call, **kwargs: Any) -> Any:
+            return checkpoint(partial(call, **kwargs), hidden, *args, use_reentrant=reentrant)
+
+        unit.forward = forward
+
+
+def waiting(training: Training, no_sync: Callable[[], Any], micro_steps: int) -> Training:
+    """The same loop with forward and backward of all micro-steps but the last within `no_sync`."""
+    done = 0
+
+    def synced() -> Any:
+        return nullcontext() if (done + 1) % micro_steps == 0 else no_sync()
+
+    def forward() -> Any:
+        with synced():
+            return training.forward()
+
+    def backward(loss: Any) -> None:
+        nonlocal done
+        with synced():
+            training.backward(loss)
+        done += 1
+
+    return replace(training, forward=forward, backward=backward)
 
 
 def _fsdp2(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:

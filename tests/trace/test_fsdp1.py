@@ -1,0 +1,149 @@
+"""FSDP1 in the trace: over depths and settings, beside its closed form, and against published peaks to the byte.
+
+Run: pytest tests/trace/test_fsdp1.py. Real runs on CPU ranks are in tests/verify/test_matrix.py.
+"""
+
+from typing import Any
+
+import pytest
+
+from memcore.budget import Budget, evidence_for, predict
+from memcore.counting import count_config
+from memcore.errors import UserError
+from memcore.scenario import Scenario, parse_scenario
+from memcore.score.adapter import scenario_of
+from memcore.score.published import published_records
+from memcore.score.record import parse_run
+from memcore.terms import Phase
+from memcore.trace.profile import ActivationProfile
+from memcore.trace.request import read_request, trace_request
+from memcore.trace.task import trace_anew
+from memcore.trace.tracer import trace
+from memcore.verify.matrix import MODEL
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+LORA = {"rank": 16, "targets": ["q_proj", "v_proj"], "adapter_dtype": "bf16"}
+BF16 = {"convention": "pure_bf16"}
+AROUND = {"checkpointing": "full", "reentrant": True}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpoints within units": {"workload": {"checkpointing": "full"}},
+    "checkpoints around units": {"workload": AROUND, "engine_config": {"checkpoint_around_units": True}},
+    "the other checkpoint around units": {
+        "workload": {"checkpointing": "full"}, "engine_config": {"checkpoint_around_units": True},
+    },
+    "BACKWARD_POST": {"engine_config": {"backward_prefetch": "post"}},
+    "SHARD_GRAD_OP": {"engine_config": {"reshard_after_forward": False}},
+    "flat parameters": {"engine_config": {"use_orig_params": False}},
+    "on the host": {"engine_config": {"cpu_offload": True}},
+    "adapters apart": {"recipe": {**BF16, "method": "lora", "lora": LORA}},
+    "adapters inside": {
+        "recipe": {**BF16, "method": "lora", "lora": LORA}, "engine_config": {"adapters": "inside"},
+    },
+    "adapters ignored": {
+        "recipe": {**BF16, "method": "lora", "lora": LORA}, "engine_config": {"adapters": "ignored"},
+    },
+    "a packed base": {
+        "recipe": {**BF16, "method": "qlora", "lora": LORA}, "workload": AROUND,
+        "engine_config": {"checkpoint_around_units": True},
+    },
+}  # fmt: skip
+
+
+def request_of(full_depth: bool = False, **parts: Any) -> dict[str, Any]:
+    data = {
+        "model": {"config": dict(MODEL)},
+        "hardware": {"gpus": 4},
+        "parallelism": {"engine": "fsdp1"},
+        "engine_config": parts.get("engine_config", {}),
+        "recipe": parts.get("recipe", {"convention": "fsdp2_mixed"}),
+        "workload": {"micro_batch": 1, "seq_len": 16, **parts.get("workload", {})},
+    }
+    request = trace_request(parse_scenario(data))
+    assert isinstance(request, dict)
+    return {**request, "full_depth": full_depth}
+
+
+def traced(**parts: Any) -> ActivationProfile:
+    return trace(read_request(request_of(**parts)))
+
+
+@pytest.mark.parametrize("parts", SETTINGS.values(), ids=SETTINGS)
+def test_a_few_layers_replay_as_all_of_them(parts: dict[str, Any]):
+    few, every = traced(**parts), traced(full_depth=True, **parts)
+    assert few.totals == every.totals
+    assert few.with_gradients == every.with_gradients
+    assert few.traced_layers == 3
+
+
+def unit_bytes(width: int) -> int:
+    """A layer's 3,146,752 parameters: 2 x 512^2 + 2 x 512 x 256 + 3 x 512 x 1536 + 2 x 512."""
+    return width * (2 * 512**2 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512)
+
+
+def test_the_root_stays_and_one_layer_after_the_other_comes():
+    gathered, root = traced().of("gathered"), 2 * (2 * 8192 * 512 + 512)
+    cast = unit_bytes(2) // 4
+    assert set(gathered[1:8]) == {root + unit_bytes(2) + cast}
+    # The next one is there while a layer's gradients are computed, with its cast slice at first.
+    assert gathered[9:16] == (root + 2 * unit_bytes(2),) * 7
+
+
+def test_a_checkpoint_around_units_gathers_none_ahead():
+    around = traced(**SETTINGS["checkpoints around units"]).of("gathered")
+    assert around[9] < traced(**SETTINGS["checkpoints within units"]).of("gathered")[9]
+
+
+def test_adapters_inside_their_layers_have_gradients_as_long_as_the_layer():
+    inside = traced(**SETTINGS["adapters inside"])
+    grown = inside.with_gradients[-1] - inside.totals[-1]
+    adapters = 2 * (16 * 512 + 16 * 512 + 16 * 512 + 16 * 256)
+    assert grown == pytest.approx(8 * (unit_bytes(2) + adapters) / 4, rel=0.001)
+
+
+# Peaks that fms-acceleration measured on A100s with torch 2.4.1 and published to the byte.
+PUBLISHED = {
+    "fms-a-Mistral-7B-v0.1-none-full-g2-b2": 36_225_939_968,
+    "fms-a-Mistral-7B-v0.1-baseline-peft-bnb-qlora-g2-b2": 9_424_594_432,
+    "fms-a-Llama-2-70b-hf-baseline-peft-bnb-qlora-g2-b2": 46_685_287_936,
+    "fms-a_liger-Meta-Llama-3-8B-foak-fast-kernels-liger-full-g4-b8": 44_061_352_448,
+    "fms-a_liger-Meta-Llama-3-8B-foak-fast-kernels-liger-lora-g2-b16": 61_448_585_728,
+}
+
+
+@pytest.mark.parametrize(("run_id", "measured"), PUBLISHED.items())
+def test_a_published_peak(run_id: str, measured: int):
+    scenario = scenario_of(parse_run(published_records()[run_id]))
+    assert budget_of(scenario).peak_bytes == pytest.approx(measured, rel=0.002)
+
+
+def budget_of(scenario: Scenario) -> Budget:
+    def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+        if task == "count_config":
+            return count_config(payload)
+        if task == "trace":
+            return trace_anew(payload)
+        raise UserError("What the allocator reserves is not asked for here.")
+
+    return predict(scenario, evidence_for(scenario, ask, traced=True))
+
+
+@pytest.mark.parametrize("name", ["plain", "checkpoints around units", "SHARD_GRAD_OP", "flat parameters"])
+def test_the_closed_form_is_near_the_trace(name: str):
+    """On 8 GPUs and a model whose layers are large beside its activations."""
+    parts = SETTINGS[name]
+    data = {
+        "model": {"name": "meta-llama/Llama-3.1-8B"},
+        "hardware": {"gpus": 8},
+        "parallelism": {"engine": "fsdp1"},
+        "engine_config": parts.get("engine_config", {}),
+        "recipe": {"convention": "fsdp2_mixed"},
+        "workload": {"micro_batch": 1, "seq_len": 256, **parts.get("workload", {})},
+    }
+    scenario = parse_scenario(data)
+    traced_budget, formula = budget_of(scenario), predict(scenario)
+    for phase, index in traced_budget.phase_peaks().items():
+        if phase is Phase.INIT:
+            continue
+        form = formula.totals[formula.phase_peaks()[phase]]
+        assert form == pytest.approx(traced_budget.totals[index], rel=0.05), phase
