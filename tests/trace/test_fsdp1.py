@@ -3,13 +3,13 @@
 Run: pytest tests/trace/test_fsdp1.py. Real runs on CPU ranks are in tests/verify/test_matrix.py.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from memcore.budget import Budget, evidence_for, predict
-from memcore.counting import count_config
-from memcore.errors import UserError
+from memcore.jobs import LightLane
 from memcore.scenario import Scenario, parse_scenario
 from memcore.score.adapter import scenario_of
 from memcore.score.published import published_records
@@ -17,7 +17,6 @@ from memcore.score.record import parse_run
 from memcore.terms import Phase
 from memcore.trace.profile import ActivationProfile
 from memcore.trace.request import read_request, trace_request
-from memcore.trace.task import trace_anew
 from memcore.trace.tracer import trace
 from memcore.verify.matrix import MODEL
 
@@ -112,24 +111,24 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize(("run_id", "measured"), PUBLISHED.items())
-def test_a_published_peak(run_id: str, measured: int):
+def test_a_published_peak(run_id: str, measured: int, light: LightLane):
     scenario = scenario_of(parse_run(published_records()[run_id]))
-    assert budget_of(scenario).peak_bytes == pytest.approx(measured, rel=0.002)
+    assert budget_of(scenario, light).peak_bytes == pytest.approx(measured, rel=0.002)
 
 
-def budget_of(scenario: Scenario) -> Budget:
-    def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
-        if task == "count_config":
-            return count_config(payload)
-        if task == "trace":
-            return trace_anew(payload)
-        raise UserError("What the allocator reserves is not asked for here.")
+@pytest.fixture(scope="module")
+def light() -> Iterator[LightLane]:
+    lane = LightLane()
+    yield lane
+    lane.close()
 
-    return predict(scenario, evidence_for(scenario, ask, traced=True))
+
+def budget_of(scenario: Scenario, light: LightLane) -> Budget:
+    return predict(scenario, evidence_for(scenario, light.ask, traced=True))
 
 
 @pytest.mark.parametrize("name", ["plain", "checkpoints around units", "SHARD_GRAD_OP", "flat parameters"])
-def test_the_closed_form_is_near_the_trace(name: str):
+def test_the_closed_form_is_near_the_trace(name: str, light: LightLane):
     """On 8 GPUs and a model whose layers are large beside its activations."""
     parts = SETTINGS[name]
     data = {
@@ -141,7 +140,7 @@ def test_the_closed_form_is_near_the_trace(name: str):
         "workload": {"micro_batch": 1, "seq_len": 256, **parts.get("workload", {})},
     }
     scenario = parse_scenario(data)
-    traced_budget, formula = budget_of(scenario), predict(scenario)
+    traced_budget, formula = budget_of(scenario, light), predict(scenario)
     for phase, index in traced_budget.phase_peaks().items():
         if phase is Phase.INIT:
             continue
