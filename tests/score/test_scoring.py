@@ -58,9 +58,9 @@ class TestOne:
         assert "tp = 2" in beyond.reason
 
     def test_one_sentence_names_all_that_cannot_be_expressed(self):
-        found = score(workload__fused_kernels=["rope", "layernorm", "bias_gelu"], workload__compile=True)
+        found = score(workload__fused_kernels=["rope", "layernorm", "bias_gelu"], parallelism__vpp=2)
         assert found.status is Status.NOT_PREDICTED
-        assert "workload.compile = True; workload.fused_kernels = layernorm, bias_gelu." in found.reason
+        assert "parallelism.vpp = 2; workload.fused_kernels = layernorm, bias_gelu." in found.reason
 
     @pytest.mark.parametrize(
         ("changes", "words"),
@@ -144,7 +144,7 @@ class TestSummary:
     def test_medians_by_hand(self):
         """Errors of -10, 2 and 5 per cent: 5 in the middle without signs, 2 with; the 90th at 5 + 0.8 x 5."""
         scores = [self.with_error(error) for error in (-10.0, 2.0, 5.0)]
-        others = [score(workload__compile=True), score(parallelism__tp=2, hardware__gpus=2)]
+        others = [score(parallelism__vpp=2), score(parallelism__tp=2, hardware__gpus=2)]
         found = figures(rows_of([*scores, *others]))
         assert (found.n, found.predicted) == (4, 3)
         assert found.median_abs_pct == pytest.approx(5, abs=0.01)
@@ -176,17 +176,15 @@ class TestSummary:
         assert (found["reserved"]["n"], found["reserved_fsdp2"]["n"]) == (2, 1)
 
     def test_reasons_say_how_many_runs_they_alone_hold_back(self):
-        found = summarise(
-            [score(workload__compile=True), score(workload__compile=True, workload__loss="classification")]
-        )
+        found = summarise([score(parallelism__vpp=2), score(parallelism__vpp=2, workload__loss="classification")])
         assert found["not_predicted"] == {
-            "workload.compile": {"records": 2, "alone": 1},
+            "parallelism.vpp": {"records": 2, "alone": 1},
             "workload.loss": {"records": 1, "alone": 0},
         }
 
 
 class TestOutput:
-    scores = (score(), score(workload__compile=True), score(parallelism__tp=2, hardware__gpus=2), score_run({}, 4, ask))
+    scores = (score(), score(parallelism__vpp=2), score(parallelism__tp=2, hardware__gpus=2), score_run({}, 4, ask))
 
     def test_json_ends_with_the_summary(self):
         report = score_report(self.scores)
@@ -205,7 +203,7 @@ class TestOutput:
         text = score_text(self.scores, ByteUnit.GB, by)
         assert max(map(len, text.splitlines())) <= 100
         assert ("\n\nrun" in "\n\n" + text) or by
-        assert "workload.compile" in text
+        assert "parallelism.vpp" in text
         assert "#4: id is missing." in text
         assert "Out of scope" in text
 
