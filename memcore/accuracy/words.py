@@ -28,6 +28,12 @@ METRIC_LABELS = {
 _OTHER_ENGINES = {"megatron": "Megatron-LM", "megatron_fsdp": "Megatron FSDP"}
 
 
+def metric_label(metric: str) -> str:
+    """What was measured, as it is published."""
+    label = METRIC_LABELS.get(metric)
+    return metric if label is None else _(label)
+
+
 def engine_label(name: str) -> str:
     """The engine's name as it is written; one that is not known as it was given."""
     if name in set(EngineName):

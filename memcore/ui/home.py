@@ -3,7 +3,7 @@
 import streamlit as st
 
 from memcore.accuracy.scored import ScoredRun, source_link
-from memcore.accuracy.words import METRIC_LABELS, band_sentence, error_text, nearest_runs, run_label
+from memcore.accuracy.words import band_sentence, error_text, metric_label, nearest_runs, run_label
 from memcore.budget import Budget
 from memcore.explain import explain_term, remedy, reserved_help, term_label
 from memcore.i18n import gettext as _
@@ -68,7 +68,7 @@ def _near(run: ScoredRun, unit: ByteUnit) -> dict[str, object]:
         _("Predicted"): format_bytes(run.predicted or 0, unit),
         _("Measured"): format_bytes(run.measured, unit),
         _("Error"): error_text(run.error_pct),
-        _("Measured as"): _(METRIC_LABELS.get(run.metric, run.metric)),
+        _("Measured as"): metric_label(run.metric),
         _("Source"): f"[{run.source.partition('@')[0]}]({source_link(run.source)})",
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 import streamlit as st
 
 from memcore.accuracy.scored import ScoredRun, source_link
-from memcore.accuracy.words import METRIC_LABELS, engine_label, error_text, method_label, run_label
+from memcore.accuracy.words import engine_label, error_text, method_label, metric_label, run_label
 from memcore.explain import explain_term
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
@@ -76,7 +76,7 @@ def _filtered(name: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
     labels: dict[str, Callable[[str], str]] = {
         "engine": engine_label,
         "method": method_label,
-        "metric": lambda metric: _(METRIC_LABELS.get(metric, metric)),
+        "metric": metric_label,
     }
     left = list(runs)
     with st.grid(len(FILTERS), min_column_width=130):
@@ -140,7 +140,7 @@ def _row(run: ScoredRun, unit: ByteUnit) -> dict[str, object]:
         _("Predicted ({unit})").format(unit=unit.value): round((run.predicted or 0) / unit.size, 2),
         _("Measured ({unit})").format(unit=unit.value): round(run.measured / unit.size, 2),
         _("Error (%)"): round(run.error_pct or 0, 1),
-        _("Measured as"): _(METRIC_LABELS.get(run.metric, run.metric)),
+        _("Measured as"): metric_label(run.metric),
         _("Engine"): engine_label(run.engine),
         _("Method"): method_label(run.method),
         _("Source"): source_link(run.source) or None,
@@ -169,7 +169,7 @@ def _said(run: ScoredRun, unit: ByteUnit) -> str:
     return sentence.format(
         predicted=format_bytes(run.predicted or 0, unit),
         measured=format_bytes(run.measured, unit),
-        metric=_(METRIC_LABELS.get(run.metric, run.metric)),
+        metric=metric_label(run.metric),
         error=error_text(run.error_pct),
     )
 

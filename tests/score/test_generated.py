@@ -19,16 +19,16 @@ from memcore.score.summary import by_group
 from scripts.score_published import BEGIN, END, between_markers, make
 
 ROOT = Path(__file__).resolve().parents[2]
-# Figures of the groups that hold, in per cent: what is aimed at, and what is held now where that is not reached.
+# The bounds that the errors of a group hold, in per cent.
 TARGETS = {
-    ("gold", "median_abs_pct"): (2.0, 2.0),
-    ("gold", "p90_abs_pct"): (6.0, 6.0),
-    ("allocated", "median_abs_pct"): (4.0, 4.0),
-    ("allocated", "p90_abs_pct"): (12.0, 12.0),
-    ("reserved", "median_abs_pct"): (7.0, 7.3),
+    ("gold", "median_abs_pct"): 2.0,
+    ("gold", "p90_abs_pct"): 6.0,
+    ("allocated", "median_abs_pct"): 4.0,
+    ("allocated", "p90_abs_pct"): 12.0,
+    ("reserved", "median_abs_pct"): 7.0,
 }
-# The share of runs within the scope that are predicted, likewise.
-PREDICTED = (0.95, 0.82)
+# The share of runs within the scope that are predicted, at the least.
+PREDICTED = 0.95
 
 
 def answer(task: str, payload: dict[str, Any]) -> dict[str, Any]:
@@ -53,17 +53,14 @@ def test_the_records_are_those_that_were_published(measured_runs: dict[str, Any]
 @pytest.mark.parametrize(("group", "figure"), TARGETS)
 def test_the_errors_are_within_their_bounds(group: str, figure: str):
     found = getattr(by_group(published().runs)[group], figure)
-    aim, held = TARGETS[group, figure]
-    assert found <= held
-    assert held >= aim, "a bound is not to be tighter than what is aimed at"
+    assert found <= TARGETS[group, figure]
 
 
 def test_most_runs_are_predicted():
     groups = by_group(published().runs)
     parts = [groups[name] for name in ("allocated", "reserved", "other")]
     share = sum(part.predicted for part in parts) / sum(part.n for part in parts)
-    assert share >= PREDICTED[1]
-    assert PREDICTED[0] >= PREDICTED[1]
+    assert share >= PREDICTED
 
 
 def test_what_misses_to_one_side_has_a_reason():
