@@ -37,10 +37,12 @@ class Band:
 
 
 @cache
-def band_for(engine: str, method: str, evidence: EvidenceKind | None) -> Band:
+def band_for(
+    engine: str, method: str, evidence: EvidenceKind | None, figures: tuple[Figure, ...] = tuple(Figure)
+) -> Band:
     """The band of a prediction. `evidence`: where its activations come from; None where they are not counted, which
-    no published run is predicted without."""
-    return earned_band(published().runs, engine, method, evidence)
+    no published run is predicted without. `figures`: which may have been measured, the preferred first."""
+    return earned_band(published().runs, engine, method, evidence, figures)
 
 
 def earned_band(
@@ -48,18 +50,19 @@ def earned_band(
     engine: str,
     method: str,
     evidence: EvidenceKind | None,
-    figures: Sequence[Figure] = (Figure.TENSORS, Figure.CARD),
+    figures: Sequence[Figure] = tuple(Figure),
 ) -> Band:
-    """The band that runs of the same engine and method give: of the `figures` that enough of them have, the one that
-    is further off, since a verdict is about what the allocator must hold for the tensors, which lies between the two.
+    """The band that runs of the same engine and method give, of the first of the `figures` that enough of them have.
 
-    Runs on another device than a GPU, and those whose metric is not known, do not count.
+    What tensors take comes first: a verdict is about what must be held for them, since the allocator gives back what it
+    holds beyond that before it fails. Runs on another device than a GPU, and those whose metric is not known, do not
+    count.
     """
     alike = [run for run in runs if (run.engine, run.method, run.device) == (engine, method, "cuda")]
     errors = {figure: _errors(alike, figure, evidence) for figure in figures}
     earned = [_band(figure, found) for figure, found in errors.items() if len(found) >= FEWEST_RUNS]
     if earned:
-        return max(earned, key=lambda band: band.percent)
+        return earned[0]
     return Band(percent=WIDE_PERCENT, runs=max(map(len, errors.values())), families=0, figure=None)
 
 

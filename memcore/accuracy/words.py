@@ -54,7 +54,8 @@ def band_sentence(budget: Budget) -> str:
         "engine": engine_label(scenario.parallelism.engine.value),
         "method": method_label(scenario.recipe.method.value),
     }
-    return _earned(band, named) if band.earned else " ".join([*_wide(budget, band, named), *_instead(budget)])
+    said = [_earned(band, named), *_held(budget)] if band.earned else [*_wide(budget, band, named), *_instead(budget)]
+    return " ".join(said)
 
 
 def _earned(band: Band, named: dict[str, object]) -> str:
@@ -70,10 +71,23 @@ def _earned(band: Band, named: dict[str, object]) -> str:
             "Error band ±{band}%: nine of ten runs like the {runs} published ones ({families} kinds) of {engine} with "
             "{method} lie within it, measured as {figure}."
         )
-    said = [sentence.format(**counts)]
-    if band.figure is Figure.TENSORS:
-        said.append(_("What the allocator reserves beyond that is not part of it."))
-    return " ".join(said)
+    return sentence.format(**counts)
+
+
+def _held(budget: Budget) -> list[str]:
+    """What a band of what tensors take leaves out: what the allocator holds beyond them, and how far off that was."""
+    if budget.band.figure is not Figure.TENSORS:
+        return []
+    said, scenario = [_("What the allocator reserves beyond that is not part of it.")], budget.scenario
+    evidence = EvidenceKind.FORMULA if budget.evidence.profile is None else EvidenceKind.TRACE
+    held = band_for(scenario.parallelism.engine.value, scenario.recipe.method.value, evidence, (Figure.CARD,))
+    if held.earned:
+        message = _(
+            "Reserved itself is ±{band}%, by {runs} published runs; of it, segments that are wholly free are given "
+            "back before an allocation fails."
+        )
+        said.append(message.format(band=held.percent, runs=held.runs))
+    return said
 
 
 def _wide(budget: Budget, band: Band, named: dict[str, object]) -> list[str]:

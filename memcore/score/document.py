@@ -36,8 +36,9 @@ _BANDS = """## Error bands
 
 What a verdict carries. For an engine and a method with 5 or more predicted runs, nine of ten runs of the kind lie
 within (split conformal prediction; below 9 runs: the largest error). Otherwise the band is {wide}%, and said to be
-assumed. A verdict takes the wider of the two: it is about what the allocator must hold for the tensors, which lies
-between them. A prediction by closed forms has its own, from the same runs predicted without a trace.
+assumed. A verdict takes that of what tensors take, where it is earned: of what the allocator holds beyond them, wholly
+free segments are given back before an allocation fails. A prediction by closed forms has its own, from the same runs
+predicted without a trace.
 """
 
 

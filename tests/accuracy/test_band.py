@@ -58,14 +58,12 @@ class TestEarned:
         assert band([*runs, *several(*[30.0] * 50, **other)]) == band(runs)
         assert not band(several(*[0.1] * 50, **other)).earned
 
-    def test_it_is_the_wider_of_what_tensors_take_and_what_the_allocator_holds(self):
+    def test_what_tensors_take_comes_before_what_the_allocator_holds(self):
         tensors, card = several(*[1.0] * 5, metric="active"), several(*[7.0] * 9, metric="nvidia_smi")
-        assert (band(tensors).percent, band(tensors).figure) == (1, Figure.TENSORS)
-        assert (band([*tensors, *card]).percent, band([*tensors, *card]).figure) == (7, Figure.CARD)
-        assert band([*several(*[9.0] * 5, metric="active"), *card]).figure is Figure.TENSORS
-        assert band([*tensors, *card[:4]]).percent == 1
-        only = earned_band([*tensors, *card], "fsdp2", "full", TRACE, (Figure.TENSORS,))
-        assert (only.percent, only.runs) == (1, 5)
+        assert (band([*tensors, *card]).percent, band([*tensors, *card]).figure) == (1, Figure.TENSORS)
+        assert (band([*tensors[:4], *card]).percent, band([*tensors[:4], *card]).figure) == (7, Figure.CARD)
+        held = earned_band([*tensors, *card], "fsdp2", "full", TRACE, (Figure.CARD,))
+        assert (held.percent, held.runs) == (7, 9)
 
     def test_a_closed_form_has_a_band_of_its_own(self):
         runs = several(*[1.0] * 6, by_formula=12 * GB)
@@ -107,6 +105,19 @@ class TestBudgets:
                 assert "12" in said
                 assert words.FIGURE_LABELS[figure] in said
                 assert ("reserves beyond that" in said) == (figure is Figure.TENSORS)
+
+    def test_what_is_reserved_has_a_band_of_its_own_beside_that_of_tensors(self):
+        """Single GPUs with LoRA: 17 published runs say what tensors took, 16 what was reserved."""
+        held = earned_band(published().runs, "single", "lora", TRACE, (Figure.CARD,))
+        scenario = parse_scenario(
+            {"model": {"name": "meta-llama/Llama-3.1-8B"}, "recipe": {"method": "lora", "convention": "pure_bf16"}}
+        )
+        earned = band(published().runs, TRACE, "single", "lora")
+        traced: Any = object()
+        budget = predict(scenario)
+        by_trace = replace(budget, evidence=replace(budget.evidence, profile=traced), band=earned)
+        assert held.earned
+        assert f"±{held.percent}%, by {held.runs} published runs" in band_sentence(by_trace)
 
     def test_the_band_is_part_of_a_pure_answer(self):
         scenario = self.scenario()
