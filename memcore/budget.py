@@ -267,19 +267,19 @@ def _workspace(device: Accelerator) -> list[Term]:
     ]
 
 
-def _plan(inputs: Inputs, terms: tuple[Term, ...], device: Accelerator) -> Plan:
+def _plan(inputs: Inputs, terms: tuple[Term, ...], device: Accelerator, profile: ActivationProfile) -> Plan:
     """What the scenario asks of the allocator, which has what the card gives but for what lies outside it."""
     outside = device.runtime(inputs.scenario.hardware.gpus).num_bytes
-    return reservation_plan(inputs, terms, device, max(0, device.usable_bytes - outside))
+    return reservation_plan(inputs, terms, device, max(0, device.usable_bytes - outside), profile.trained_bytes)
 
 
 def _reservation(
     inputs: Inputs, terms: tuple[Term, ...], device: Accelerator, evidence: Evidence
 ) -> Reservation | None:  # fmt: skip
     """What the evidence says the allocator reserved, where it was asked this very question."""
-    if evidence.profile is None or evidence.plan is None or evidence.plan != _plan(inputs, terms, device):
+    if evidence.profile is None or evidence.plan is None:
         return None
-    return evidence.reservation
+    return evidence.reservation if evidence.plan == _plan(inputs, terms, device, evidence.profile) else None
 
 
 def _missing(scenario: Scenario, inventory: Inventory | None, layers: list[Term]) -> tuple[Missing, ...]:
@@ -324,10 +324,11 @@ def evidence_for(scenario: Scenario, ask: Ask, *, traced: bool = False) -> Evide
 
 def _reserved(scenario: Scenario, evidence: Evidence, request: dict[str, Any], ask: Ask) -> Evidence:
     """The evidence with what the allocator reserves when the trace's storages go through it."""
+    assert evidence.profile is not None, "it was traced"
     budget = predict(scenario, evidence)
     inputs = Inputs(
         scenario=scenario, states=budget.states, inventory=budget.inventory, timeline=budget.timeline
     )  # fmt: skip
-    plan = _plan(inputs, budget.terms, budget.device)
+    plan = _plan(inputs, budget.terms, budget.device, evidence.profile)
     found = ask("reserve", {"trace": request, "plan": dump_plan(plan)})
     return replace(evidence, plan=plan, reservation=load_reservation(found))

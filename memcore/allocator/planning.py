@@ -5,44 +5,50 @@ from itertools import chain, zip_longest
 
 from memcore.allocator.steps import Plan
 from memcore.engine_options import EngineName
-from memcore.engines.base import Inputs
+from memcore.engines.base import Inputs, is_update
 from memcore.engines.fsdp2_units import shard_values, trained_tensors
 from memcore.hardware import Accelerator
 from memcore.models import Tensor
 from memcore.packing import is_packed, packing_of
-from memcore.terms import Category, Term, Timeline
+from memcore.terms import Category, EvidenceKind, Term, Timeline
 from memcore.trace.request import OWN_TENSORS
-from memcore.trace.terms import TRACED_TERMS
 
 # Micro-steps repeat themselves from the second on.
 _MOST_MICRO_STEPS = 3
 # What comes before the first update: a copy of the weights.
 _MASTER = "master_weights"
+# What each of the two threads takes when it first multiplies matrices, see Plan.workspaces.
+_WORKSPACE = "cublas_workspace"
+# What the training loop's own gradients are in a budget: a trace has them tensor by tensor.
+_WHOLE_GRADIENTS, _NEWEST_GRADIENT = "gradients", "newest_gradient"
 
 
-def reservation_plan(inputs: Inputs, terms: Sequence[Term], device: Accelerator, capacity: int) -> Plan:
-    """The plan of a scenario whose step was traced. `capacity`: what the device gives the allocator, in bytes."""
+def reservation_plan(
+    inputs: Inputs, terms: Sequence[Term], device: Accelerator, capacity: int, trained_bytes: int
+) -> Plan:  # fmt: skip
+    """The plan of a scenario whose step was traced. `capacity`: what the device gives the allocator, in bytes.
+    `trained_bytes`: those of one value of a traced gradient.
+
+    Every term has a place: what the trace's storages are not is there all the time, or a block at its moments.
+    """
     own = inputs.scenario.parallelism.engine in OWN_TENSORS
+    gradients_traced = own and has_traced_gradients(inputs, terms, trained_bytes)
     sizes = _Sizes(inputs)
     resident: list[int] = []
     moments: list[tuple[int, ...]] = []
     update: tuple[int, ...] = ()
     levels: list[Mapping[str, int]] = []
     for term in terms:
-        traced = term.name in TRACED_TERMS or term.category is Category.WORKSPACE
-        if traced or (own and term.category is Category.GRADIENTS):
+        if is_traced(term, gradients_traced=gradients_traced) or term.name == _WORKSPACE:
             continue
-        if own and term.category is Category.OPTIMIZER and term.name != _MASTER:
-            if isinstance(term.bytes_at, int):
-                moments.append(sizes.of(term.name, term.bytes_at))
-            elif term.name == "foreach_temporary":
-                update = sizes.of("gradients", term.largest)
-            else:
-                levels.append(_levels(term, inputs.timeline))
-        elif isinstance(term.bytes_at, int):
-            resident += sizes.of(term.name, term.bytes_at) if own else (term.bytes_at,)
-        else:
+        if own and term.name == "foreach_temporary" and _at_update_alone(term, inputs.timeline):
+            update = sizes.of("gradients", term.largest)
+        elif not isinstance(term.bytes_at, int):
             levels.append(_levels(term, inputs.timeline))
+        elif own and term.category is Category.OPTIMIZER and term.name != _MASTER:
+            moments.append(sizes.of(term.name, term.bytes_at))
+        else:
+            resident += sizes.of(term.name, term.bytes_at) if own else (term.bytes_at,)
     return Plan(
         resident=tuple(resident),
         workspaces=(device.cublas_workspace_bytes,) * 2,
@@ -50,11 +56,30 @@ def reservation_plan(inputs: Inputs, terms: Sequence[Term], device: Accelerator,
         # One parameter's states after the other's.
         states=tuple(size for size in chain.from_iterable(zip_longest(*moments, fillvalue=0)) if size),
         update=update,
-        gradients_traced=own,
+        gradients_traced=gradients_traced,
         micro_steps=min(inputs.scenario.workload.grad_accum, _MOST_MICRO_STEPS),
         expandable=inputs.scenario.hardware.expandable_segments,
         capacity=capacity,
     )
+
+
+def is_traced(term: Term, *, gradients_traced: bool) -> bool:
+    """Whether a term's bytes are storages of the trace. An engine's own term is none, whatever its name."""
+    if term.category is Category.GRADIENTS:
+        return gradients_traced
+    return term.evidence is EvidenceKind.TRACE and term.category is not Category.OPTIMIZER
+
+
+def has_traced_gradients(inputs: Inputs, terms: Sequence[Term], trained_bytes: int) -> bool:
+    """Whether the trace's gradients are the budget's: whole in the trace's dtype, and nothing that an engine makes of
+    them (slices of several micro-steps, views of its buckets)."""
+    names = {term.name for term in terms if term.category is Category.GRADIENTS}
+    widths = {state.element_bytes for state in inputs.states.states if state.name == _WHOLE_GRADIENTS}
+    return _WHOLE_GRADIENTS in names <= {_WHOLE_GRADIENTS, _NEWEST_GRADIENT} and widths == {trained_bytes}
+
+
+def _at_update_alone(term: Term, timeline: Timeline) -> bool:
+    return all(is_update(moment) or not term.at(index) for index, moment in enumerate(timeline))
 
 
 def _levels(term: Term, timeline: Timeline) -> dict[str, int]:

@@ -6,7 +6,7 @@ with the first update and stay, and what it makes for a moment comes with each.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from memcore.allocator.caching import Block, CachingAllocator
@@ -15,6 +15,9 @@ from memcore.trace.storages import Event
 
 # The first makes the optimizer's states, the second finds room beside them, the third what the second left.
 STEPS = 3
+
+# The phases whose moments are layers'.
+_LAYERED = ("forward", "backward")
 
 Moments = Sequence[tuple[str, Sequence[Event]]]
 
@@ -72,6 +75,7 @@ def load_reservation(data: Mapping[str, Any]) -> Reservation:
 def reserve(plan: Plan, moments: Moments, steps: int = STEPS) -> Reservation:
     """Run some of the plan's steps. `moments` are those of the trace, in order."""
     kind = ExpandableAllocator if plan.expandable else CachingAllocator
+    plan = replace(plan, levels=tuple(_at_moments(level, [name for name, _events in moments]) for level in plan.levels))
     run = _Run(plan=plan, allocator=kind(plan.capacity))
     run.take(plan.resident)
     for step in range(steps):
@@ -80,6 +84,29 @@ def reserve(plan: Plan, moments: Moments, steps: int = STEPS) -> Reservation:
     return Reservation(
         reserved=allocator.reserved_peak, allocated=allocator.allocated_peak, overfull=allocator.overfull
     )
+
+
+def _at_moments(level: Mapping[str, int], names: Sequence[str]) -> dict[str, int]:
+    """A term's bytes at the moments that the trace has: of layers that are one unit there, the most of any of them. A
+    unit has the name of its first layer in the forward, of its last in the backward."""
+    found = {name: num_bytes for name, num_bytes in level.items() if _layer(name) is None}
+    units = {phase: [each for each in map(_layer, names) if each and each[0] == phase] for phase in _LAYERED}
+    for name, num_bytes in level.items():
+        if (layer := _layer(name)) is None:
+            continue
+        forward = layer[0] == _LAYERED[0]
+        own = [unit for unit in units[layer[0]] if (unit[1] <= layer[1] if forward else unit[1] >= layer[1])]
+        if own:
+            phase, number = max(own) if forward else min(own)
+            unit = f"{phase}[{number}]"
+            found[unit] = max(found.get(unit, 0), num_bytes)
+    return found
+
+
+def _layer(name: str) -> tuple[str, int] | None:
+    """A moment's phase and layer, where it is a layer's."""
+    phase, _bracket, rest = name.partition("[")
+    return (phase, int(rest[:-1])) if phase in _LAYERED and rest[:-1].isdigit() else None
 
 
 @dataclass(slots=True)
@@ -143,6 +170,8 @@ class _Run:
                     else:
                         gradients[event.storage] = block
                         self._gradients.append(block)
+        # A trace without an engine that reduces has no such moment.
+        self._set_levels("backward[reduce]")
         # A fused loss makes a gradient in the forward, where it is not known to be one.
         if self.plan.gradients_traced and not accumulates:
             self._gradients += blocks.values()
@@ -156,7 +185,9 @@ class _Run:
             self.allocator.release(block)
 
     def _set_levels(self, moment: str) -> None:
-        """Each of the engine's terms has its bytes of a moment: what comes is one block, what goes the newest."""
+        """Each of the engine's terms has its bytes of a moment. What goes, goes first, the newest block of a term
+        before the others; then comes what is new, as one block for each term."""
+        missing: list[tuple[list[Block], int]] = []
         for number, by_moment in enumerate(self.plan.levels):
             blocks = self._levels.setdefault(number, [])
             change = by_moment.get(moment, 0) - sum(block.size for block in blocks)
@@ -164,5 +195,7 @@ class _Run:
                 block = blocks.pop()
                 change += block.size
                 self.allocator.release(block)
+            missing.append((blocks, change))
+        for blocks, change in missing:
             if change > 0:
                 blocks.append(self.allocator.allocate(change))

@@ -154,7 +154,7 @@ class Recorder(TorchDispatchMode):
         self._begin_segment()
         module = self._module()
         results = func(*args, **(kwargs or {}))
-        momentary = self._hidden(func, args)
+        momentary = [(size, rounded) for size, rounded in self._hidden(func, args) if size]
         for size, rounded in momentary:
             self.changes.append(Change(self.segment, None, size, module, rounded=rounded, stream=self._stream()))
         if isinstance(results, torch.Tensor):
@@ -247,6 +247,7 @@ class Recorder(TorchDispatchMode):
         storage = tensor.untyped_storage()
         number = self._alive.pop(storage._cdata, None)  # noqa: SLF001
         if number is not None:
+            number = self._same_as.get(number, number)
             self.changes.append(Change(self.segment, number, -storage.nbytes(), self._module()))
 
     def after_resize(self, tensor: torch.Tensor) -> None:
@@ -256,7 +257,7 @@ class Recorder(TorchDispatchMode):
             self._take(storage._cdata, storage.nbytes(), self._module())  # noqa: SLF001
 
     def for_a_moment(self, num_bytes: int) -> None:
-        """So many bytes are taken, and given back at once."""
+        """So many bytes are taken, and given back at once; nothing where they are 0."""
         module = self._module()
         if not num_bytes:
             return

@@ -70,7 +70,8 @@ def _casts_in_order(changes: Sequence[Change], owners: Mapping[int, tuple[str, s
     own order is that of addresses, another in each run."""
 
     def is_cast(change: Change) -> bool:
-        return change.num_bytes < 0 and owners.get(change.storage or 0, ("", ""))[0] == "weight_casts"
+        number = change.storage
+        return change.num_bytes < 0 and number is not None and owners[number][0] == "weight_casts"
 
     ordered: list[Change] = []
     for casts, run in groupby(changes, is_cast):

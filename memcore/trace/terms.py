@@ -19,8 +19,6 @@ _NAMES = {
 }
 # What a trace says of an engine that shards, in place of the engine's own terms.
 SHARDED_TERMS = tuple(_NAMES[category][0] for category in (GATHERED, REDUCED))
-# What it says of all engines.
-TRACED_TERMS = tuple(name for name, _kind, _symbols in _NAMES.values())
 
 
 def profile_terms(profile: ActivationProfile, timeline: Timeline) -> list[Term]:

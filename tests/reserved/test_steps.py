@@ -99,6 +99,29 @@ def test_an_engines_terms_are_blocks_at_their_moments():
     assert reserve(Plan(resident=(), levels=levels), events).allocated == 40 * MIB
 
 
+def test_what_is_reduced_after_a_backward_without_such_a_moment_is_there():
+    levels = ({"backward[reduce]": 40 * MIB},)
+    assert reserve(Plan(resident=(), levels=levels), [("forward[0]", []), ("backward[0]", [])]).allocated == 40 * MIB
+
+
+def test_layers_that_are_one_unit_of_the_trace_have_the_most_of_any():
+    """Two units of two layers: named by their first in the forward, by their last in the backward."""
+    names = ("forward[0]", "forward[2]", "backward[3]", "backward[1]")
+    held = {"forward[0]": 12 * MIB, "forward[2]": 14 * MIB, "backward[3]": 16 * MIB, "backward[1]": 18 * MIB}
+    moments = [(name, [Event(number, held[name]), Event(number, 0)]) for number, name in enumerate(names)]
+    for layer in range(4):
+        for phase, unit in (("forward", layer // 2 * 2), ("backward", layer // 2 * 2 + 1)):
+            plan = Plan(resident=(), levels=({f"{phase}[{layer}]": 100 * MIB},))
+            assert reserve(plan, moments).allocated == 100 * MIB + held[f"{phase}[{unit}]"]
+
+
+def test_what_goes_at_a_moment_makes_room_for_what_comes():
+    """The norm's copy is gone before the step's gradients are cast."""
+    levels = ({"optimizer[gradients]": 30 * MIB}, {"optimizer[norm]": 30 * MIB})
+    found = reserve(Plan(resident=(), levels=levels), [("forward[0]", [])])
+    assert found.reserved == found.allocated == 30 * MIB
+
+
 def test_two_threads_have_a_workspace_each():
     """One at the first forward, one at the first backward: both in one segment of 20 MiB."""
     found = reserve(Plan(resident=(), workspaces=(8_519_680,) * 2), [("forward[0]", []), ("backward[0]", [])])
