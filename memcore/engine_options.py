@@ -37,7 +37,7 @@ class EngineOptions:
 ENGINE_OPTIONS = {
     EngineName.SINGLE: EngineOptions(label="single GPU"),
     EngineName.DDP: EngineOptions(label="PyTorch DDP", replicates=True),
-    EngineName.FSDP1: EngineOptions(label="PyTorch FSDP1", fixed_stage=3, shards=True),
+    EngineName.FSDP1: EngineOptions(label="PyTorch FSDP1", fixed_stage=3, shards=True, replicates=True),
     EngineName.FSDP2: EngineOptions(label="PyTorch FSDP2", fixed_stage=3, shards=True, replicates=True),
     EngineName.DEEPSPEED: EngineOptions(
         label="DeepSpeed",

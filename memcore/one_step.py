@@ -109,6 +109,7 @@ def _fsdp_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]
     config = scenario.fsdp2_config
     reshards = scenario.fsdp1_config.reshard_after_forward if older else config.reshards("block")
     ahead = int(not older or prefetches(scenario))
+    early = int(older and scenario.fsdp1_config.forward_prefetch)
     own = () if older else own_blocks(inventory, scenario)
     kept_embedding = bool(own) and not config.reshards("embedding")
 
@@ -117,8 +118,10 @@ def _fsdp_shares(budget: Budget, inventory: Inventory) -> list[tuple[float, ...]
         at_loss = -1 if older and reshards else last
         at = moment.segment if isinstance(moment.segment, int) else at_loss if moment.phase is Phase.LOSS else -1
         if not reshards:
-            return range(at + 1)
-        return range(max(at - ahead, 0) if moment.phase is Phase.BACKWARD else at, at + 1)
+            return range(at + 1 + (early if moment.phase is Phase.FORWARD and at >= 0 else 0))
+        if moment.phase is Phase.BACKWARD:
+            return range(max(at - ahead, 0), at + 1)
+        return range(at, at + 1 + (early if at >= 0 else 0))
 
     # The root's parameters may be let go of before its gradients are reduced.
     gathered = [each > 0 for each in _gathered_bytes(budget)]

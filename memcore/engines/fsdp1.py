@@ -9,8 +9,8 @@ optimizer's states are on the host, where it steps.
 from dataclasses import replace
 
 from memcore.engines.base import Inputs, growing_gradients, resident, slices_in_a_row, step_temporary
-from memcore.engines.fsdp1_moving import moving
-from memcore.engines.fsdp2_units import Units, trained_tensors, units_of
+from memcore.engines.fsdp1_moving import flat_units, moving
+from memcore.engines.fsdp2_units import Units, trained_tensors
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
 from memcore.units import ceil_div
@@ -22,7 +22,7 @@ _FROZEN = ("frozen_weights", "quantised_weights", "quantisation_scales")
 def terms(inputs: Inputs) -> list[Term]:
     """The terms of the first rank, which is the fullest, with a unit per decoder layer."""
     states, inventory = inputs.states, inputs.inventory
-    units = None if inventory is None else units_of(inputs, inventory, flat_gradients=_flat_gradients(inputs))
+    units = None if inventory is None else flat_units(inputs, inventory)
     moved = [] if units is None or not units.layers else moving(inputs, units)
     gradients = [term for state in states.of(Category.GRADIENTS) for term in _gradients(inputs, state, units)]
     kept = [_kept(inputs, state) for state in states.of(Category.WEIGHTS, Category.OPTIMIZER)]
@@ -87,14 +87,20 @@ def _gradients(inputs: Inputs, state: State, units: Units | None) -> list[Term]:
 
 
 def _newest_slice(inputs: Inputs, units: Units) -> Term:
-    """The slice that was just reduced, before it is added to those of the micro-steps before."""
-    size = inputs.states.trained_as.grad_dtype.size
+    """The slice that was just reduced, before it is added to those of the micro-steps before. One rank's own is added
+    as autograd makes it, and only a cast of the sum is beside it."""
+    dtypes, own = inputs.states.precision.convention, inputs.states.trained_as.grad_dtype
+    as_it_is = inputs.ranks == 1 and dtypes.compute_dtype is dtypes.reduce_dtype is own
+    added = inputs.ranks == 1 and not inputs.scenario.fsdp1_config.no_sync
+    size = 0 if added and dtypes.compute_dtype is not dtypes.reduce_dtype is own else own.size
 
     def at(moment: Moment) -> int:
         if moment.phase is not Phase.BACKWARD:
             return 0
         if isinstance(moment.segment, int) and units.layers:
-            return size * units.layers[moment.segment].shard
+            own_values = units.layers[moment.segment].shard
+            # The root's flat gradient is put together before the root is reached.
+            return size * (max(own_values, units.root.shard) if as_it_is and not moment.segment else own_values)
         return size * units.root.shard
 
     bytes_at = during(inputs.timeline, at)
@@ -117,14 +123,25 @@ def _gradient_bytes(inputs: Inputs, state: State, units: Units | None) -> int:
 
 
 def _waiting(inputs: Inputs, units: Units) -> list[Term]:
-    """Whole gradients in the computation's dtype, unit by unit: they stay from the first micro-step to the last."""
+    """Whole gradients in the computation's dtype, unit by unit: they stay from the first micro-step to the last. Then
+    one rank's become the optimizer's where they are."""
     num_bytes = sum(unit.gradients for unit in (*units.layers, units.root))
-    phases = (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD)
+    size = inputs.states.trained_as.grad_dtype.size
+    grown = units.after(lambda layer: size * layer.shard - layer.gradients)
+    most = sum(size * layer.shard - layer.gradients for layer in units.layers)
+
+    def at(moment: Moment) -> int:
+        if moment.phase not in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
+            return 0
+        if inputs.ranks > 1 or moment.phase is not Phase.BACKWARD:
+            return num_bytes
+        return num_bytes + (grown[moment.segment] if isinstance(moment.segment, int) and grown else most)
+
     return [
         Term(
             name="unsharded_gradients",
             category=Category.GRADIENTS,
-            bytes_at=during(inputs.timeline, lambda moment: num_bytes if moment.phase in phases else 0),
+            bytes_at=during(inputs.timeline, at),
             formula=Formula(symbols=r"\sum G_i + G_R", numbers=product(num_bytes)),
             source="torch 2.13, distributed/fsdp/_runtime_utils.py, _post_backward_hook: without _sync_gradients",
         )

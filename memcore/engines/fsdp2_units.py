@@ -75,17 +75,20 @@ class Units:
         return tuple(reversed(list(sums)[:-1]))
 
 
-def units_of(inputs: Inputs, inventory: Inventory, *, flat_gradients: bool = False) -> Units:
+def units_of(
+    inputs: Inputs, inventory: Inventory, *, flat_gradients: bool = False, in_place: bool = False
+) -> Units:  # fmt: skip
     """The units of a model. Adapters are counted in equal parts to all layers. `flat_gradients`: a layer's
-    gradients are of its frozen weights too."""
+    gradients are of its frozen weights too. `in_place`: what is not cast is not gathered either."""
     full = inputs.scenario.recipe.method is Method.FULL
-    layers = [_unit(inputs, layer.tensors, trained=full or flat_gradients) for layer in inventory.layers]
+    of = partial(_unit, inputs, in_place=in_place)
+    layers = [of(layer.tensors, trained=full or flat_gradients) for layer in inventory.layers]
     if not full:
-        adapters = _unit(inputs, trained_tensors(inputs), trained=True)
+        adapters = of(trained_tensors(inputs), trained=True)
         count = max(1, len(layers))
         each = Unit(**{name: getattr(adapters, name) // count for name in Unit.__dataclass_fields__})
         layers = [layer.with_(each) for layer in layers]
-    unit = partial(_unit, inputs, trained=full)
+    unit = partial(of, trained=full)
     own = own_blocks(inventory, inputs.scenario)
     rest = [block for block in inventory.blocks if block.layer is None and block not in own]
     root = unit([tensor for block in rest for tensor in block.tensors])
@@ -114,7 +117,7 @@ def _after_layers(inventory: Inventory) -> tuple[Block, ...]:
     return inventory.blocks[last + 1 :]
 
 
-def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool) -> Unit:
+def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool, in_place: bool) -> Unit:
     """The unit of some tensors, all or none of them trained."""
     ranks, convention = inputs.ranks, inputs.states.precision.convention
     stored = (inputs.states.trained_as if trained else convention).param_dtype
@@ -127,7 +130,7 @@ def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool) -> Unit:
     shard = sum(shard_values(tensor, ranks) for tensor in plain)
     packed_shard = sum(ceil_div(tensor.numel, 2 * ranks) for tensor in packed)
     return Unit(
-        gathered=ranks * (shard * computed.size + packed_shard),
+        gathered=0 if in_place and stored is computed else ranks * (shard * computed.size + packed_shard),
         gradients=sum(tensor.numel for tensor in tensors) * computed.size if trained else 0,
         reduced=ranks * shard * convention.reduce_dtype.size if trained else 0,
         shard=shard if trained else 0,

@@ -47,14 +47,17 @@ def _of_engine(inputs: Inputs) -> tuple[int, Formula, str]:
 
 def _fsdp1(inputs: Inputs, weights: int) -> tuple[int, Formula, str]:
     """Units are flattened one after the other, layers first and the root last: with the flat tensor are its parameters,
-    and then its slice."""
+    and then its slice; where ranks divide nothing, the flat tensor stays as it is."""
     layers = [layer.numel for layer in inputs.inventory.layers] if inputs.inventory else []
     width, ranks = inputs.states.trained_as.param_dtype.size, inputs.ranks
     root = inputs.states.n_params - sum(layers)
     unit = max(layers, default=0)
-    first = weights + width * (unit + ceil_div(unit, ranks))
-    last = width * (2 * root + ceil_div(root, ranks) + ceil_div(sum(layers), ranks))
-    formula = Formula(symbols=r"w\,\Psi + w\,U + w\,U / N", numbers=f"max({first:,}, {last:,})")
+    slices = [0 if ranks == 1 else ceil_div(values, ranks) for values in (unit, root)]
+    first = weights + width * (unit + slices[0])
+    last = width * (2 * root + slices[1] + ceil_div(sum(layers), ranks))
+    formula = Formula(
+        symbols=r"w\,\Psi + w\,U + w\,U / N" if ranks > 1 else r"w\,\Psi + w\,U", numbers=f"max({first:,}, {last:,})"
+    )
     return max(first, last), formula, "torch 2.13, distributed/fsdp/_flat_param.py, flatten_tensors_into_flat_param"
 
 

@@ -57,9 +57,6 @@ def _check_parallelism(scenario: "Scenario") -> None:
     if parallelism.engine is EngineName.SINGLE and gpus != 1:
         message = _("{field} is single, but hardware.gpus is {gpus}: choose ddp, fsdp1, fsdp2 or deepspeed.")
         raise refuse("parallelism.engine", message, gpus=gpus)
-    if parallelism.engine is EngineName.FSDP1 and gpus == 1:
-        message = _("{field} is fsdp1, which has nothing to divide on one GPU: choose single.")
-        raise refuse("parallelism.engine", message)
     if parallelism.zero_stage is not None and not options.stages:
         message = _("{field} is {value}, but {engine} has no ZeRO stages: leave it out, or choose deepspeed.")
         raise refuse("parallelism.zero_stage", message, value=parallelism.zero_stage, engine=engine)

@@ -42,19 +42,22 @@ class DeepSpeedConfig(Part):
 class Fsdp1Config(Part):
     """How FSDP1 (FullyShardedDataParallel) is applied, a unit per decoder layer, with torch's names.
 
-    `reshard_after_forward`: FULL_SHARD, or else SHARD_GRAD_OP. `use_orig_params`: parameters stay tensors of their own,
-    views of a unit's flat one. `backward_prefetch`: the next unit is gathered before a unit's gradients are computed,
-    after it, or not ahead. `adapters`: each of their matrices a unit of its own, as peft's policy has it ("apart", the
-    default), in its layer's unit ("inside"), or whole on every rank ("ignored"). `no_sync`: of several micro-steps the
-    last alone reduces gradients. `checkpoint_around_units`: a recomputed layer's checkpoint lies around its unit, which
-    is gathered once more for it, as under Hugging Face's Trainer before transformers 5. `autocast`: the forward runs
-    under torch's autocast besides, as accelerate has it. `cpu_offload`: shards, their gradients and optimizer states
-    are on the host.
+    Ranks that do not divide the states among them (`dp_shard` 1) have NO_SHARD, with whole flat tensors; groups of
+    ranks that do (`dp_replicate` too) have HYBRID_SHARD. `reshard_after_forward`: FULL_SHARD, or else SHARD_GRAD_OP,
+    of which NO_SHARD knows nothing. `use_orig_params`: parameters stay tensors of their own, views of a unit's flat
+    one. `backward_prefetch`: the next unit is gathered before a unit's gradients are computed, after it, or not ahead;
+    `forward_prefetch`: before a unit's forward too. `adapters`: each of their matrices a unit of its own, as peft's
+    policy has it ("apart", the default), in its layer's unit ("inside"), or whole on every rank ("ignored").
+    `no_sync`: of several micro-steps the last alone reduces gradients. `checkpoint_around_units`: a recomputed layer's
+    checkpoint lies around its unit, which is gathered once more for it, as under Hugging Face's Trainer before
+    transformers 5. `autocast`: the forward runs under torch's autocast besides, as accelerate has it. `cpu_offload`:
+    shards, their gradients and optimizer states are on the host.
     """
 
     reshard_after_forward: bool = True
     use_orig_params: bool = True
     backward_prefetch: Literal["pre", "post", "none"] = "pre"
+    forward_prefetch: bool = False
     adapters: Literal["apart", "inside", "ignored"] | None = None
     no_sync: bool = False
     checkpoint_around_units: bool = False

@@ -68,7 +68,13 @@ def _hardware(run: Run) -> dict[str, Any]:
 def _parallelism(run: Run) -> dict[str, Any]:
     staged = run.parallelism.engine == EngineName.DEEPSPEED
     stage = {"zero_stage": run.parallelism.zero_stage} if staged else {}
-    return {"engine": run.parallelism.engine, "dp": run.parallelism.dp, **stage}
+    whole = {"dp_shard": 1, "dp_replicate": run.parallelism.dp} if _is_no_shard(run) else {}
+    return {"engine": run.parallelism.engine, "dp": run.parallelism.dp, **stage, **whole}
+
+
+def _is_no_shard(run: Run) -> bool:
+    """FSDP1 without sharding: every rank holds all."""
+    return run.parallelism.engine == EngineName.FSDP1 and run.parallelism.zero_stage == 0
 
 
 def _engine_config(run: Run) -> dict[str, Any] | None:
@@ -89,9 +95,12 @@ def _engine_config(run: Run) -> dict[str, Any] | None:
 
 def _fsdp1(run: Run) -> dict[str, Any]:
     recipe, lora, given = run.recipe, run.recipe.lora, run.engine_config or {}
-    whole = lora is not None and lora.sharded is False
+    # Of NO_SHARD all is whole: not what the adapters' units are.
+    whole = lora is not None and lora.sharded is False and not _is_no_shard(run)
+    ahead = run.parallelism.prefetch == "backward_pre+forward"
     settings: dict[str, Any] = {
-        "reshard_after_forward": run.parallelism.reshard_after_forward,
+        "reshard_after_forward": run.parallelism.zero_stage != 2 and run.parallelism.reshard_after_forward is not False,
+        "forward_prefetch": ahead or bool(given.get("forward_prefetch")),
         "backward_prefetch": PREFETCHES[run.parallelism.prefetch],
         "no_sync": bool(given.get("no_sync_accumulation")),
         "checkpoint_around_units": run.workload.checkpointing != "none" and _around_units(run.software),

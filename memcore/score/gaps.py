@@ -71,11 +71,14 @@ SETTINGS = {
         "stage3_max_reuse_distance",
     ),
     EngineName.DDP: ("gradient_as_bucket_view",),
-    EngineName.FSDP1: ("use_orig_params",),
+    EngineName.FSDP1: ("use_orig_params", "forward_prefetch"),
     EngineName.FSDP2: ("fsdp_units", "reshard_exception"),
 }
 # When FSDP1 gathers ahead in the backward, by the setting's name here.
-PREFETCHES = {"backward_pre": "pre", "backward_post": "post", None: "none"}
+PREFETCHES = {"backward_pre": "pre", "backward_pre+forward": "pre", "backward_post": "post", None: "none"}
+# FSDP1's strategies by the stage that a record has for them, with what it may say of the resharding: FULL_SHARD or
+# SHARD_GRAD_OP, the latter by a stage of its own, and NO_SHARD, which knows nothing of it.
+FSDP1_STAGES = {3: (True, False, None), 2: (False, None), 0: (True, False, None)}
 # The units of FSDP1 that a scenario has, and for adapters what they are then.
 UNITS = {"block_root": "inside", "block_lora_leaf_root": "apart"}
 # Other settings, at the values for which a scenario stands without naming them.
@@ -85,7 +88,7 @@ _IMPLIED: dict[str, dict[str, Any]] = {
     EngineName.DEEPSPEED: {"allgather_bucket_size": _ANY, "reduce_scatter": _ANY},
     EngineName.DDP: {"ddp_bucket_cap_mb": 25},  # torch 2.13, nn/parallel/distributed.py: the default
     # The limit on gathers holds the host back, not a block.
-    EngineName.FSDP1: {"limit_all_gathers": _ANY, "forward_prefetch": False},
+    EngineName.FSDP1: {"limit_all_gathers": _ANY},
 }
 _IMPLIED_ANYWHERE: dict[str, Any] = {
     "expandable_segments": _ANY,  # of the hardware in a scenario
@@ -119,7 +122,8 @@ def gaps_of(run: Run) -> tuple[Gap, ...]:
 
 def divides_weights(run: Run) -> bool:
     """Whether ranks share the weights out among them."""
-    return run.parallelism.zero_stage == 3 and run.parallelism.dp > 1
+    sharing = (2, 3) if run.parallelism.engine == EngineName.FSDP1 else (3,)
+    return run.parallelism.zero_stage in sharing and run.parallelism.dp > 1
 
 
 def _unless(field: str, value: object, *expressed: object) -> Iterator[Gap]:
@@ -145,11 +149,15 @@ def _parallelism(run: Run) -> Iterator[Gap]:
         return  # its settings are its own
     engine = EngineName(parallelism.engine)
     options, of_fsdp = ENGINE_OPTIONS[engine], engine in _FSDP
-    yield from _unless("parallelism.zero_stage", parallelism.zero_stage, *(options.stages or (options.fixed_stage,)))
+    older = engine is EngineName.FSDP1
+    stages = FSDP1_STAGES if older else options.stages or (options.fixed_stage,)
+    yield from _unless("parallelism.zero_stage", parallelism.zero_stage, *stages)
     yield from _unless("parallelism.sequence_parallel", parallelism.sequence_parallel, False)
     yield from _unless("parallelism.vpp", parallelism.vpp, None)
     yield from _unless("parallelism.microbatches", parallelism.microbatches, None)
-    resharded = (True, False) if of_fsdp else (None,)
+    resharded: tuple[bool | None, ...] = (True, False) if of_fsdp else (None,)
+    if older:
+        resharded = FSDP1_STAGES.get(parallelism.zero_stage, resharded)
     yield from _unless("parallelism.reshard_after_forward", parallelism.reshard_after_forward, *resharded)
     ahead = {EngineName.FSDP1: tuple(PREFETCHES), EngineName.FSDP2: (None, "implicit")}
     yield from _unless("parallelism.prefetch", parallelism.prefetch, *ahead.get(engine, (None,)))
@@ -226,8 +234,8 @@ def _adapters(run: Run) -> Iterator[Gap]:
         if (recipe.method == "full") != (lora is None):
             yield from _unless("recipe.lora", _("given") if lora else None)
         return
-    if run.parallelism.engine != EngineName.FSDP1:
-        yield from _unless("recipe.lora.sharded", lora.sharded, None, divides_weights(run))
+    whole_too = [False] if run.parallelism.engine == EngineName.FSDP1 else []
+    yield from _unless("recipe.lora.sharded", lora.sharded, None, divides_weights(run), *whole_too)
     if run.parallelism.engine == EngineName.DEEPSPEED:
         yield from _unless("recipe.lora.adapter_dtype", lora.adapter_dtype, recipe.param_dtype)
     else:

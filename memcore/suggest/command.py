@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from memcore.budget import Ask, evidence_for, predict
+from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.scenario import MAX_SCENARIO_CHARS, parse_scenario
@@ -31,7 +32,10 @@ def answer(
     scenario = parse_scenario(read(args.scenario, MAX_SCENARIO_CHARS))
     suggestion = suggest(predict(scenario, evidence_for(scenario, ask)), goal)
     if suggestion is None:
-        raise UserError(_("There is nothing to choose for this engine: only DeepSpeed from stage 1 on, and FSDP2."))
+        message = _(
+            "No settings are suggested for {engine} here: only for DeepSpeed from stage 1 on, and FSDP2 that shards."
+        )
+        raise UserError(message.format(engine=ENGINE_OPTIONS[scenario.parallelism.engine].label))
     if args.json:
         return suggestion, suggestion_report(suggestion)
     return suggestion, suggestion_text(suggestion, ByteUnit(args.unit))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -41,7 +42,7 @@ from memcore.trace.units import Unit
 _PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 
 
-def shard(root: nn.Module, sharding: FlatSharding) -> nn.Module:
+def shard(root: nn.Module, sharding: FlatSharding, mesh: DeviceMesh) -> nn.Module:
     """FSDP1 around a model on fake tensors, in place of the model."""
     mixed = None
     if sharding.compute_dtype is not None:
@@ -49,23 +50,50 @@ def shard(root: nn.Module, sharding: FlatSharding) -> nn.Module:
         mixed = MixedPrecision(
             param_dtype=computed, reduce_dtype=DTYPES[sharding.reduce_dtype], buffer_dtype=computed
         )  # fmt: skip
-    kind = ShardingStrategy.FULL_SHARD if sharding.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
     with _mended(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # frozen weights beside trained ones take gradients too: what is asked for
         sharded = FullyShardedDataParallel(
             root,
-            sharding_strategy=kind,
+            sharding_strategy=_strategy(sharding),
+            device_mesh=mesh if _is_hybrid(sharding) else None,
             auto_wrap_policy=CustomPolicy(_is_unit(root, sharding)),
             ignored_states=ignored(root, sharding) or None,
             mixed_precision=mixed,
             cpu_offload=CPUOffload(offload_params=sharding.cpu_offload),
             backward_prefetch=_PREFETCH[sharding.backward_prefetch],
+            forward_prefetch=sharding.forward_prefetch,
             use_orig_params=sharding.use_orig_params,
             device_id=torch.device("cpu"),
         )
         # At the first forward else, with storages that are taken and given back for good.
         _runtime_utils._lazy_init(sharded, sharded)
+    _know_order(sharded)
     return sharded
+
+
+def _is_hybrid(sharding: FlatSharding) -> bool:
+    return sharding.shard > 1 and sharding.replicate > 1
+
+
+def _strategy(sharding: FlatSharding) -> ShardingStrategy:
+    if sharding.shard == 1:
+        return ShardingStrategy.NO_SHARD
+    if _is_hybrid(sharding):
+        resharding, kept = ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2
+    else:
+        resharding, kept = ShardingStrategy.FULL_SHARD, ShardingStrategy.SHARD_GRAD_OP
+    return resharding if sharding.reshard_after_forward else kept
+
+
+def _know_order(sharded: FullyShardedDataParallel) -> None:
+    """The order of forwards, by which units are gathered ahead in them, as the first step would have left it: modules
+    run in the order in which they are made (_exec_order_utils.py, record_pre_forward)."""
+    order = sharded._exec_order_data
+    for state in FullyShardedDataParallel.fsdp_modules(sharded):
+        if (handle := state._handle) is not None:
+            handle._pre_forward_order_index = len(order.handles_pre_forward_order)
+            order.handles_pre_forward_order.append(handle)
+    order._iter = 1
 
 
 def ignored(root: nn.Module, sharding: FlatSharding) -> list[nn.Parameter]:

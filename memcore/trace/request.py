@@ -81,10 +81,11 @@ class Sharding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatSharding:
-    """FSDP1 among `shard` ranks: flat shards are kept in `param_dtype`, and where `compute_dtype` is given gathered in
-    that and gradients reduced in `reduce_dtype`. `adapters`: "apart" (each matrix a unit of its own), "inside" their
-    layer's unit, or "ignored", whole on every rank. `around`: checkpoints lie around units, which are gathered again
-    for the recomputation. The rest are FSDP1's own settings."""
+    """FSDP1 among `shard` ranks (one: NO_SHARD), in `replicate` groups that hold the same: flat shards are kept in
+    `param_dtype`, and where `compute_dtype` is given gathered in that and gradients reduced in `reduce_dtype`.
+    `adapters`: "apart" (each matrix a unit of its own), "inside" their layer's unit, or "ignored", whole on every
+    rank. `around`: checkpoints lie around units, which are gathered again for the recomputation. The rest are FSDP1's
+    own settings."""
 
     shard: int
     param_dtype: str
@@ -97,6 +98,7 @@ class FlatSharding:
     around: bool
     cpu_offload: bool = False
     replicate: int = 1
+    forward_prefetch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -288,6 +290,8 @@ def _flat_sharding(scenario: Scenario, convention: Convention) -> FlatSharding:
         adapters="inside" if full else config.adapters or "apart",
         around=config.checkpoint_around_units,
         cpu_offload=config.cpu_offload,
+        replicate=scenario.parallelism.dp_replicate,
+        forward_prefetch=config.forward_prefetch,
     )
 
 

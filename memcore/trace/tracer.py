@@ -218,7 +218,7 @@ def _step_one(recorder: Recorder, transients: Mapping[tuple[int, ...], int], tra
 def _sharded(root: sharding.Root, request: Request, mesh: Any) -> nn.Module:
     """The step's forward under the engine that shards, where there is one."""
     if isinstance(request.sharding, FlatSharding):
-        return flat_sharding.shard(root, request.sharding)
+        return flat_sharding.shard(root, request.sharding, mesh)
     if request.sharding is not None:
         sharding.shard(root, request.sharding, None if request.autocast else request.dtype, mesh)
     return root

@@ -41,7 +41,7 @@ def fsdp_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str
         "no_sync": values["w_no_sync"] and values["w_accum"] > 1 and not values["w_fsdp_offload"],
         "checkpoint_around_units": values["w_around"] and values["w_checkpointing"] not in ("none", "attention"),
     }
-    names = ("use_orig_params", "backward_prefetch", *(["autocast"] if full else []))
+    names = ("use_orig_params", "backward_prefetch", "forward_prefetch", *(["autocast"] if full else []))
     kept = {name: base[name] for name in names if name in base}
     defaults = Fsdp1Config()
     return {name: value for name, value in {**kept, **own}.items() if value != getattr(defaults, name)}
@@ -60,11 +60,13 @@ def fsdp_widgets(engine: EngineName) -> None:
         if engine is EngineName.FSDP2
         else _("CPUOffload: shards, their gradients and the optimizer's states are kept on the host."),
     )
+    st.number_input(
+        _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
+        help=_("Groups that hold the same; the GPUs of one group divide the states.")
+        if engine is EngineName.FSDP2
+        else _("Groups that hold the same; the GPUs of one group divide the states. As many as GPUs: NO_SHARD."),
+    )  # fmt: skip
     if engine is EngineName.FSDP2:
-        st.number_input(
-            _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
-            help=_("Groups that hold the same; the GPUs of one group divide the states."),
-        )  # fmt: skip
         return
     chosen = st.session_state
     if chosen["w_method"] != Method.FULL:

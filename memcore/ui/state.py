@@ -53,6 +53,8 @@ _SCENARIO, _NOTICES = "scenario", "notices"
 VIEW = "w_view"
 ANSWER, PUBLISHED, OWN = "answer", "published", "own"
 UNIT, LANGUAGE, EVIDENCE = "w_unit", "w_language", "w_evidence"
+# Engines of which groups of ranks that hold the same can be chosen.
+_REPLICAS = (EngineName.FSDP1, EngineName.FSDP2)
 EVIDENCES = (EvidenceKind.FORMULA.value, EvidenceKind.TRACE.value)
 
 
@@ -75,7 +77,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         "w_node": 8 if hardware.gpus_per_node == min(8, hardware.gpus) else hardware.gpus_per_node,
         "w_engine": parallelism.engine.value,
         "w_stage": parallelism.stage,
-        "w_replicate": parallelism.dp_replicate if parallelism.engine is EngineName.FSDP2 else 1,
+        "w_replicate": parallelism.dp_replicate if parallelism.engine in _REPLICAS else 1,
         **fsdp_values(scenario),
         "w_bucket_view": isinstance(config, DdpConfig) and config.gradient_as_bucket_view,
         "w_bucket": zero.reduce_bucket_size,
@@ -169,7 +171,7 @@ def _parallelism(values: Mapping[str, Any], engine: EngineName) -> dict[str, Any
     chosen: dict[str, Any] = {"engine": engine.value}
     if ENGINE_OPTIONS[engine].stages:
         chosen["zero_stage"] = values["w_stage"]
-    if engine is EngineName.FSDP2:
+    if engine in _REPLICAS:
         chosen["dp_replicate"] = values["w_replicate"]
     return chosen
 

@@ -110,6 +110,7 @@ def _fsdp1(ranks: int) -> Iterator[Case]:
         ", SHARD_GRAD_OP": {"reshard_after_forward": False},
         ", flat parameters": {"use_orig_params": False},
         ", BACKWARD_POST": {"backward_prefetch": "post"},
+        ", forward_prefetch": {"forward_prefetch": True},
     }
     engine, recipe = {"engine": "fsdp1"}, {"convention": "fsdp2_mixed"}
     for name, config in settings.items():
@@ -124,6 +125,16 @@ def _fsdp1(ranks: int) -> Iterator[Case]:
     yield _case(ranks, "FSDP1, 4 micro-steps", engine, recipe=recipe, workload=work)
     name, config = "FSDP1, 4 micro-steps, no_sync", {"no_sync": True}
     yield _case(ranks, name, engine, engine_config=config, recipe=recipe, workload=work)
+    whole = {**engine, "dp_shard": 1, "dp_replicate": ranks}
+    for convention, name in (("fsdp2_mixed", ""), ("pure_bf16", ", BF16")):
+        yield _case(ranks, f"FSDP1, NO_SHARD{name}", whole, recipe={"convention": convention})
+    # With FP32 gradients the CPU's addition would cast what is added first; a GPU's kernel does that as it adds.
+    yield _case(ranks, "FSDP1, NO_SHARD, BF16, 4 micro-steps", whole, recipe={"convention": "pure_bf16"}, workload=work)
+    name = "FSDP1, NO_SHARD, 4 micro-steps, no_sync"
+    yield _case(ranks, name, whole, engine_config=config, recipe=recipe, workload=work)
+    if ranks > 2:
+        hybrid = {**engine, "dp_shard": ranks // 2, "dp_replicate": 2}
+        yield _case(ranks, "FSDP1, HYBRID_SHARD", hybrid, recipe=recipe)
 
 
 def _fsdp2(ranks: int) -> Iterator[Case]:

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from memcore.budget import Ask, Budget, Evidence, evidence_for, predict
 from memcore.engine_options import EngineName
 from memcore.engines import Inputs
-from memcore.engines.fsdp1_moving import begun_at_loss
-from memcore.engines.fsdp2_units import units_of
+from memcore.engines.fsdp1_moving import begun_at_loss, flat_units
 from memcore.errors import UserError
 from memcore.terms import Category, EvidenceKind, Phase, Term
 from memcore.trace.profile import load_profile
@@ -126,7 +125,7 @@ def _begun_at_loss(budget: Budget) -> Mapping[str, int]:
     inputs = Inputs(
         scenario=budget.scenario, states=budget.states, inventory=budget.inventory, timeline=budget.timeline
     )
-    return begun_at_loss(inputs, units_of(inputs, budget.inventory))
+    return begun_at_loss(inputs, flat_units(inputs, budget.inventory))
 
 
 def _sum(shares: Shares) -> int:

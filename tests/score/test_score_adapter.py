@@ -320,3 +320,27 @@ def test_runs_before_bitsandbytes_0_43_2_keep_the_inputs_of_4_bit_products(date:
 def test_litgpts_loop_holds_its_last_loss_since_it_has_data_loaders(date: str, held: bool):
     run = made_up("qlora", software__date=date, software__framework="litgpt", workload__checkpointing="none")
     assert scenario_of(parse_run(run)).workload.last_loss_held is held
+
+
+@pytest.mark.parametrize(
+    ("stage", "resharded", "spread"),
+    [(3, True, (2, 1, True)), (3, None, (2, 1, True)), (3, False, (2, 1, False)), (2, None, (2, 1, False)),
+     (2, False, (2, 1, False)), (0, None, (1, 2, True))],
+)  # fmt: skip
+def test_fsdp1s_strategies(stage: int, resharded: bool | None, spread: tuple[int, int, bool]):
+    """FULL_SHARD counts as stage 3 and NO_SHARD as 0, says the runs' schema."""
+    changes = {"parallelism__zero_stage": stage, "parallelism__reshard_after_forward": resharded}
+    scenario = scenario_of(parse_run(made_up("fsdp1", **changes)))
+    parallelism = scenario.parallelism
+    assert (parallelism.dp_shard, parallelism.dp_replicate, scenario.fsdp1_config.reshard_after_forward) == spread
+
+
+def test_a_strategy_that_contradicts_itself_is_a_gap():
+    run = made_up("fsdp1", parallelism__zero_stage=2, parallelism__reshard_after_forward=True)
+    assert [gap.field for gap in gaps_of(parse_run(run))] == ["parallelism.reshard_after_forward"]
+
+
+@pytest.mark.parametrize(("prefetch", "ahead"), [("backward_pre", False), ("backward_pre+forward", True)])
+def test_what_fsdp1_gathers_ahead(prefetch: str, ahead: bool):
+    config = scenario_of(parse_run(made_up("fsdp1", parallelism__prefetch=prefetch))).fsdp1_config
+    assert (config.backward_prefetch, config.forward_prefetch) == ("pre", ahead)

@@ -112,6 +112,8 @@ class TestCommand:
 
     def test_an_engine_without_settings(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         path = tmp_path / "scenario.json"
-        path.write_text('{"model": {"n_params": "7b"}}', encoding="utf-8")
-        assert main(["suggest", str(path), "--goal", "memory"]) == 2
-        assert "nothing to choose" in capsys.readouterr().err
+        for engine, label in (("single", "single GPU"), ("fsdp1", "PyTorch FSDP1")):
+            spread = {"parallelism": {"engine": engine}, "hardware": {"gpus": 1 if engine == "single" else 2}}
+            path.write_text(json.dumps({"model": {"n_params": "7b"}, **spread}), encoding="utf-8")
+            assert main(["suggest", str(path), "--goal", "memory"]) == 2
+            assert f"No settings are suggested for {label} here" in capsys.readouterr().err

@@ -24,6 +24,12 @@ pytestmark = pytest.mark.usefixtures("one_torch_thread")
 LORA = {"rank": 16, "targets": ["q_proj", "v_proj"], "adapter_dtype": "bf16"}
 BF16 = {"convention": "pure_bf16"}
 AROUND = {"checkpointing": "full", "reentrant": True}
+NO_SHARD_8 = {"engine": "fsdp1", "dp_shard": 1, "dp_replicate": 8}
+SCENARIO_8B = {
+    "model": {"name": "meta-llama/Llama-3.1-8B"},
+    "recipe": {"convention": "fsdp2_mixed"},
+    "workload": {"micro_batch": 1, "seq_len": 256},
+}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpoints within units": {"workload": {"checkpointing": "full"}},
@@ -46,6 +52,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "recipe": {**BF16, "method": "qlora", "lora": LORA}, "workload": AROUND,
         "engine_config": {"checkpoint_around_units": True},
     },
+    "forward_prefetch": {"engine_config": {"forward_prefetch": True}},
+    "NO_SHARD": {"parallelism": {"dp_shard": 1, "dp_replicate": 4}},
+    "NO_SHARD in one dtype": {"parallelism": {"dp_shard": 1, "dp_replicate": 4}, "recipe": BF16},
+    "NO_SHARD, SHARD_GRAD_OP asked for": {
+        "parallelism": {"dp_shard": 1, "dp_replicate": 4}, "engine_config": {"reshard_after_forward": False},
+    },
+    "NO_SHARD, adapters": {
+        "parallelism": {"dp_shard": 1, "dp_replicate": 4}, "recipe": {**BF16, "method": "lora", "lora": LORA},
+    },
+    "HYBRID_SHARD": {"parallelism": {"dp_shard": 2, "dp_replicate": 2}},
 }  # fmt: skip
 
 
@@ -53,7 +69,7 @@ def request_of(full_depth: bool = False, **parts: Any) -> dict[str, Any]:
     data = {
         "model": {"config": dict(MODEL)},
         "hardware": {"gpus": 4},
-        "parallelism": {"engine": "fsdp1"},
+        "parallelism": {"engine": "fsdp1", **parts.get("parallelism", {})},
         "engine_config": parts.get("engine_config", {}),
         "recipe": parts.get("recipe", {"convention": "fsdp2_mixed"}),
         "workload": {"micro_batch": 1, "seq_len": 16, **parts.get("workload", {})},
@@ -100,6 +116,41 @@ def test_adapters_inside_their_layers_have_gradients_as_long_as_the_layer():
     assert grown == pytest.approx(8 * (unit_bytes(2) + adapters) / 4, rel=0.001)
 
 
+def test_the_next_layer_is_gathered_before_the_forward():
+    gathered, root = traced(**SETTINGS["forward_prefetch"]).of("gathered"), 2 * (2 * 8192 * 512 + 512)
+    # Both whole, with the next one's cast slice at first; the last layer has none after it.
+    assert set(gathered[1:7]) == {root + 2 * unit_bytes(2) + unit_bytes(2) // 4}
+
+
+class TestWithoutSharding:
+    def test_what_is_of_the_computations_dtype_is_used_where_it_is(self):
+        assert set(traced(**SETTINGS["NO_SHARD in one dtype"]).of("gathered")) == {0}
+
+    def test_else_a_unit_is_cast_and_let_go_of_after_its_forward(self):
+        root = 2 * (2 * 8192 * 512 + 512)
+        whole = traced(**SETTINGS["NO_SHARD"])
+        assert set(whole.of("gathered")[1:8]) == {root + unit_bytes(2)}
+        assert whole.totals == traced(**SETTINGS["NO_SHARD, SHARD_GRAD_OP asked for"]).totals
+
+    def test_gradients_are_whole(self):
+        whole = traced(**SETTINGS["NO_SHARD in one dtype"])
+        grown = whole.with_gradients[-1] - whole.totals[-1]
+        assert grown == 2 * (2 * 8192 * 512 + 512) + 8 * unit_bytes(2)
+
+    def test_one_gpu_has_nothing_to_share(self):
+        """torch 2.13, distributed/fsdp/_init_utils.py, _init_core_state: NO_SHARD for a world of 1."""
+        data = {**SCENARIO_8B, "hardware": {"gpus": 1}, "parallelism": {"engine": "fsdp1"}}
+        apart = {**SCENARIO_8B, "hardware": {"gpus": 8}, "parallelism": NO_SHARD_8}
+        assert predict(parse_scenario(data)).totals == predict(parse_scenario(apart)).totals
+
+
+def test_groups_divide_among_their_own_ranks():
+    """HYBRID_SHARD on 4 ranks in 2 groups is FULL_SHARD on 2, but for what the groups add up in place."""
+    groups = traced(**SETTINGS["HYBRID_SHARD"])
+    two = request_of()
+    assert groups.totals == trace(read_request({**two, "sharding": {**two["sharding"], "shard": 2}})).totals
+
+
 # Peaks that fms-acceleration measured on A100s with torch 2.4.1 and published to the byte.
 PUBLISHED = {
     "fms-a-Mistral-7B-v0.1-none-full-g2-b2": 36_225_939_968,
@@ -127,16 +178,20 @@ def budget_of(scenario: Scenario, light: LightLane) -> Budget:
     return predict(scenario, evidence_for(scenario, light.ask, traced=True))
 
 
-@pytest.mark.parametrize("name", ["plain", "checkpoints around units", "SHARD_GRAD_OP", "flat parameters"])
+NEAR = ("plain", "checkpoints around units", "SHARD_GRAD_OP", "flat parameters", "forward_prefetch")
+
+
+@pytest.mark.parametrize("name", [*NEAR, "NO_SHARD", "NO_SHARD in one dtype", "HYBRID_SHARD"])
 def test_the_closed_form_is_near_the_trace(name: str, light: LightLane):
     """On 8 GPUs and a model whose layers are large beside its activations."""
     parts = SETTINGS[name]
+    spread = {"NO_SHARD": NO_SHARD_8, "HYBRID_SHARD": {"engine": "fsdp1", "dp_shard": 4, "dp_replicate": 2}}
     data = {
-        "model": {"name": "meta-llama/Llama-3.1-8B"},
+        **SCENARIO_8B,
         "hardware": {"gpus": 8},
-        "parallelism": {"engine": "fsdp1"},
+        "parallelism": spread.get(name.partition(" in")[0], {"engine": "fsdp1"}),
         "engine_config": parts.get("engine_config", {}),
-        "recipe": {"convention": "fsdp2_mixed"},
+        "recipe": parts.get("recipe", {"convention": "fsdp2_mixed"}),
         "workload": {"micro_batch": 1, "seq_len": 256, **parts.get("workload", {})},
     }
     scenario = parse_scenario(data)

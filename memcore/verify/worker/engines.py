@@ -127,6 +127,7 @@ def _ddp(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]
 
 
 def _fsdp1(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tensor]) -> Training:
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         BackwardPrefetch,
         CPUOffload,
@@ -145,16 +146,24 @@ def _fsdp1(scenario: Scenario, model: nn.Module, batch: Mapping[str, torch.Tenso
         )
     layers = set(map(id, decoder_layers(model)))
     prefetch = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
-    kind = ShardingStrategy.FULL_SHARD if config.reshard_after_forward else ShardingStrategy.SHARD_GRAD_OP
+    spread, device = scenario.parallelism, next(model.parameters()).device
+    names = ["NO_SHARD"] if spread.dp_shard == 1 else ["SHARD_GRAD_OP", "FULL_SHARD"]
+    mesh = None
+    if spread.dp_replicate > 1 and spread.dp_shard > 1:
+        names = ["_HYBRID_SHARD_ZERO2", "HYBRID_SHARD"]
+        shape = (spread.dp_replicate, spread.dp_shard)
+        mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
     wrapped = FullyShardedDataParallel(
         model,
-        sharding_strategy=kind,
+        sharding_strategy=ShardingStrategy[names[-1 if config.reshard_after_forward else 0]],
+        device_mesh=mesh,
         auto_wrap_policy=CustomPolicy(lambda module: id(module) in layers),
         mixed_precision=mixed,
         cpu_offload=CPUOffload(offload_params=config.cpu_offload),
         backward_prefetch=prefetch[config.backward_prefetch],
+        forward_prefetch=config.forward_prefetch,
         use_orig_params=config.use_orig_params,
-        device_id=next(model.parameters()).device,
+        device_id=device,
     )
     if config.checkpoint_around_units and scenario.workload.checkpointing == "full":
         around_units(decoder_layers(wrapped), reentrant=scenario.workload.reentrant)
