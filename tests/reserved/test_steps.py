@@ -62,10 +62,10 @@ def test_fsdp2_in_segments_that_grow(measured_runs: dict[str, Any], name: str, f
 
     scenario = scenario_of(run)
     ladder = predict(scenario, evidence_for(scenario, listen, traced=True)).ladder
-    assert ladder.reserved == pytest.approx(steady, rel=0.004)
+    assert ladder.reserved == pytest.approx(steady, rel=0.005)
     assert ladder.held < 0.9 * steady
     moments = by_layer(kept_tape(read_request(asked["reserve"]["trace"])))
-    assert reserve(load_plan(asked["reserve"]["plan"]), moments, steps=1).reserved == pytest.approx(first, rel=0.004)
+    assert reserve(load_plan(asked["reserve"]["plan"]), moments, steps=1).reserved == pytest.approx(first, rel=0.005)
 
 
 def test_the_optimizers_states_come_between_the_first_steps():
