@@ -109,7 +109,7 @@ def test_what_the_partitioner_saves(model: str, dtype: str, kind: str, size: tup
     assert abs(found - real) <= 1024
 
 
-@pytest.mark.parametrize(("kind", "within"), [("none", 0.01), ("save(mm_alternate,attention)", 0.01), ("full", 0.01)])
+@pytest.mark.parametrize(("kind", "within"), [("none", 0.001), ("save(mm_alternate,attention)", 0.08), ("full", 0.08)])
 def test_what_inductors_kernels_write(monkeypatch: pytest.MonkeyPatch, kind: str, within: float):
     """Of a layer that is not recomputed to a kilobyte. Where one is, Inductor's backward has another order, and of a
     model as small as this, whose peak is in it, takes 7% more."""
