@@ -13,8 +13,8 @@ from memcore.activations.held import architecture, deviation, is_used
 from memcore.activations.terms import layer_forms
 from memcore.budget import Budget, Evidence, Missing, evidence_for, predict
 from memcore.compare import beside_closed_form
-from memcore.counting import count_config
 from memcore.errors import UserError
+from memcore.jobs.tasks import TASKS, load_task
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.scenario import parse_scenario
 from memcore.states import model_states
@@ -31,7 +31,7 @@ FAR_OFF = {"olmo": "OlmoForCausalLM", "llama4_text": "Llama4ForCausalLM", "aria_
 
 def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
     """A worker's answer, without the worker."""
-    return {"count_config": count_config, "trace": trace_task}[task](payload)
+    return load_task(task, TASKS)(payload)
 
 
 @pytest.mark.parametrize("name", SHAPED)
