@@ -111,3 +111,12 @@ def requested(config: dict[str, Any], **wanted: Any) -> Request:
 def traced(config: dict[str, Any], **wanted: Any) -> ActivationProfile:
     """The trace of a step, by default of 64 tokens in FP32 with flash attention on CPU kernels."""
     return trace(requested(config, **wanted))
+
+
+def of_depth(name: str, num_layers: int) -> dict[str, Any]:
+    """A model's config with another number of layers, whose kinds go on as they began."""
+    config = dict(CONFIGS[name])
+    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = num_layers
+    if "layer_types" in config:
+        config["layer_types"] = [config["layer_types"][i % 3] for i in range(num_layers)]
+    return config

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worker import ask
 
 from memcore.budget import (
     FORMULAS,
@@ -29,7 +30,6 @@ from memcore.budget import (
 )
 from memcore.errors import UserError
 from memcore.hardware import RUNTIME_BYTES, accelerators
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.ladder import SEGMENT_BYTES, Ladder
 from memcore.models import catalogue, catalogue_inventory, dump_inventory
 from memcore.recipes import ConventionName
@@ -450,9 +450,6 @@ def test_a_trace_that_shards_otherwise_is_left_out():
         "recipe": {"convention": "fsdp2_mixed"},
         "workload": {"seq_len": 64},
     }
-
-    def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
-        return load_task(task, TASKS)(payload)
 
     scenario = parse_scenario(data)
     evidence = evidence_for(scenario, ask, traced=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from transformers import CONFIG_MAPPING
+from worker import ask
 
 from memcore.activations.held import architecture, deviation, is_used
 from memcore.activations.terms import layer_forms
 from memcore.budget import Budget, Evidence, Missing, evidence_for, predict
 from memcore.compare import beside_closed_form
 from memcore.errors import UserError
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.models import catalogue, catalogue_inventory, catalogue_model
 from memcore.scenario import parse_scenario
 from memcore.states import model_states
@@ -27,11 +27,6 @@ from memcore.trace.tracer import trace
 SHAPED = [name for name, model in catalogue().items() if model.config is not None]
 # Attention without a norm's weight, experts on every token, experts in groups of their own: see the table.
 FAR_OFF = {"olmo": "OlmoForCausalLM", "llama4_text": "Llama4ForCausalLM", "aria_text": "AriaTextForCausalLM"}
-
-
-def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """A worker's answer, without the worker."""
-    return load_task(task, TASKS)(payload)
 
 
 @pytest.mark.parametrize("name", SHAPED)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker import ask
 
 import memcore.engines
 from memcore.allocator import reservation_plan
 from memcore.allocator.planning import has_traced_gradients, is_traced
 from memcore.budget import Budget, evidence_for, predict
 from memcore.engines import Inputs
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.scenario import parse_scenario
 from memcore.terms import Category, EvidenceKind, Phase
 from memcore.verify.matrix import MODEL
@@ -108,10 +108,6 @@ def cases() -> Iterator[tuple[str, Options]]:
 
 
 CASES = dict(cases())
-
-
-def ask(task: str, payload: dict[str, Any]) -> Any:
-    return load_task(task, TASKS)(payload)
 
 
 @cache

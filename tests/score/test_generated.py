@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from made_up_run import KINDS, made_up
+from worker import ask
 
 from memcore.accuracy.scored import published
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.score.published import pack, published_records, unpack
 from memcore.score.reasons import one_sided_without_reason, unused_reasons
 from memcore.score.record import parse_run
@@ -31,14 +31,9 @@ TARGETS = {
 PREDICTED = 0.95
 
 
-def answer(task: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """A worker's answer, without the worker."""
-    return load_task(task, TASKS)(payload)
-
-
 @pytest.fixture(scope="module")
 def made() -> Any:
-    return make(list(published_records().values()), answer, today="not the day of the scores")
+    return make(list(published_records().values()), ask, today="not the day of the scores")
 
 
 def test_the_files_are_what_the_script_makes(made: Any):

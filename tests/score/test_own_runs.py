@@ -11,12 +11,12 @@ import pytest
 from counted import ask
 from made_up_run import made_up
 from scored_runs import scored, several
+from worker import ask as answer
 
 from memcore.accuracy.band import WIDE_PERCENT, band_for, earned_band
 from memcore.accuracy.calibration import calibration_for
 from memcore.budget import predict
 from memcore.errors import UserError
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.score import running
 from memcore.score.own import export_rows, proof_row, read_given, with_rows
 from memcore.score.running import MAX_OWN_RUNS, RunningScores, Scored
@@ -26,11 +26,6 @@ from memcore.verify.matrix import matrix
 from memcore.verify.proof import case_evidence, prove
 
 WAIT_S = 60
-
-
-def answer(task: str, payload: dict[str, Any]) -> dict[str, Any]:
-    """A worker's answer, without the worker."""
-    return load_task(task, TASKS)(payload)
 
 
 def rank_figures(peaks: dict[str, int]) -> RankFigures:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from small_models import CONFIGS, KINDS, traced
+from small_models import KINDS, of_depth, traced
 
 from memcore.trace.profile import ActivationProfile, dump_profile, load_profile
 from memcore.trace.replay import replay, timeline
@@ -20,15 +20,6 @@ ARCHITECTURES = (
     "llama", "tied llama", "qwen3", "gpt2, dropout", "gpt_neox", "gemma3_text", "smollm3", "mixtral", "gpt_oss",
     "deepseek_v3", "qwen3_next",
 )  # fmt: skip
-
-
-def of_depth(name: str, num_layers: int) -> dict[str, Any]:
-    """A model's config with another number of layers, whose kinds go on as they began."""
-    config = dict(CONFIGS[name])
-    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = num_layers
-    if "layer_types" in config:
-        config["layer_types"] = [config["layer_types"][i % 3] for i in range(num_layers)]
-    return config
 
 
 def at_the_loss(profile: ActivationProfile) -> dict[str, int]:

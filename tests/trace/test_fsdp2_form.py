@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from worker import ask
 
 from memcore.budget import Budget, Evidence, evidence_for, predict
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.scenario import parse_scenario
 from memcore.terms import Phase
 from memcore.trace.task import trace_anew
@@ -69,11 +69,10 @@ def budgets(
         }
     )
 
-    def ask(task: str, payload: dict[str, Any]) -> dict[str, Any]:
-        answer: dict[str, Any] = trace_anew(payload) if task == "trace" else load_task(task, TASKS)(payload)
-        return answer
+    def anew(task: str, payload: dict[str, Any]) -> dict[str, Any]:
+        return trace_anew(payload) if task == "trace" else ask(task, payload)
 
-    evidence = evidence_for(scenario, ask, traced=True)
+    evidence = evidence_for(scenario, anew, traced=True)
     assert evidence.profile is not None, evidence.untraced
     return predict(scenario, evidence), predict(scenario, replace(evidence, profile=None))
 

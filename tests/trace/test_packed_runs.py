@@ -6,15 +6,9 @@ Run: pytest tests/trace/test_packed_runs.py
 from typing import Any
 
 import pytest
+from worker import ask
 
-from memcore.jobs.tasks import TASKS, load_task
 from memcore.score import score_run
-
-
-def ask(task: str, payload: dict[str, Any]) -> Any:
-    """What a worker would answer."""
-    return load_task(task, TASKS)(payload)
-
 
 # Within so many per cent, and what decides each.
 RUNS = {

@@ -8,21 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from small_models import CONFIGS, requested
+from small_models import of_depth, requested
 
 from memcore.trace.replay import timeline
 from memcore.trace.request import Adapters, FlatSharding, Sharding
 from memcore.trace.storages import by_layer, events
 from memcore.trace.tape import Tape
 from memcore.trace.tracer import record
-
-
-def of_depth(name: str, num_layers: int) -> dict[str, Any]:
-    config = dict(CONFIGS[name])
-    config["n_layer" if "n_layer" in config else "num_hidden_layers"] = num_layers
-    if "layer_types" in config:
-        config["layer_types"] = [config["layer_types"][i % 3] for i in range(num_layers)]
-    return config
 
 
 def in_order(tape: Tape) -> Iterator[tuple[int, int, int]]:
