@@ -5,7 +5,7 @@ Worker processes only: imports torch and transformers.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from functools import cache
 from importlib.metadata import version
@@ -71,6 +71,19 @@ def kept_tape(request: Request) -> Tape:
     return _exact(request)
 
 
+def kept_answer(
+    content: Mapping[str, Any], folder: Path, make: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:  # fmt: skip
+    """What `make` makes of a tape, kept beside the tapes. `content`: all that it depends on but for code, the tracer's
+    and that of `folder`."""
+    key = _digest([content, _made_by(), _code(folder)])
+    found: dict[str, Any] | None = _kept().get(key)
+    if found is None:
+        found = make()
+        _kept().put(key, found)
+    return found
+
+
 def _exact(request: Request) -> Tape:
     """The tape of this very request: kept, or made and kept."""
     key = _key(request, any_size=False)
@@ -111,17 +124,25 @@ def _key(request: Request, *, any_size: bool) -> str:
     if any_size:
         del content["seq_len"]
         content["micro_batch"] = min(request.micro_batch, 2)
-    text = json.dumps([content, any_size, _made_by()], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return _digest([content, any_size, _made_by()])
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
 
 @cache
 def _made_by() -> str:
     """The libraries' versions, and the tracer's own code."""
     folder = Path(__file__).parent
-    code = b"".join(file.read_bytes() for file in sorted((*folder.glob("*.py"), folder.parent / "counting.py")))
     versions = map(version, ("torch", "transformers", "peft"))
-    return " ".join((*versions, hashlib.sha256(code).hexdigest()))
+    return " ".join((*versions, _code(folder, folder.parent / "counting.py")))
+
+
+@cache
+def _code(folder: Path, *others: Path) -> str:
+    code = b"".join(file.read_bytes() for file in sorted((*folder.glob("*.py"), *others)))
+    return hashlib.sha256(code).hexdigest()
 
 
 @cache

@@ -156,3 +156,19 @@ def test_memory_is_bounded_too():
         kept.put(str(number), {"n": number})
     assert kept.get("99") == {"n": 99}
     assert kept.get("0") is None
+
+
+def test_what_is_made_of_a_tape_is_made_once_for_its_content_and_code(tmp_path: Path):
+    made: list[int] = []
+
+    def make() -> dict[str, Any]:
+        made.append(len(made))
+        return {"bytes": made[-1]}
+
+    folders = [tmp_path / name for name in ("one", "another")]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        (folder / "code.py").write_text(f"value = {number}\n", encoding="utf-8")
+    asked = [(1, folders[0]), (1, folders[0]), (2, folders[0]), (1, folders[1]), (2, folders[0])]
+    found = [task.kept_answer({"micro_batch": batch}, folder, make)["bytes"] for batch, folder in asked]
+    assert found == [0, 0, 1, 2, 1]
