@@ -9,7 +9,8 @@ from memcore.recipes import CONVENTIONS, DType
 from memcore.scenario.engine_configs import ENGINE_CONFIGS
 from memcore.scenario.fields import refuse
 from memcore.scenario.fsdp1_checks import check_fsdp1
-from memcore.scenario.parts import FUSED_TARGETS, Device, Lora, Method, Quantization
+from memcore.scenario.kernel_checks import check_compile, check_fused_kernels
+from memcore.scenario.parts import Device, Method, Quantization
 
 if TYPE_CHECKING:
     from memcore.scenario.whole import Scenario
@@ -23,8 +24,8 @@ def check(scenario: "Scenario") -> None:
     check_fsdp1(scenario)
     _check_recipe(scenario)
     _check_offload(scenario)
-    _check_fused_kernels(scenario)
-    _check_compile(scenario)
+    check_fused_kernels(scenario)
+    check_compile(scenario)
 
 
 def _check_model(scenario: "Scenario") -> None:
@@ -179,8 +180,7 @@ def _check_copies(scenario: "Scenario") -> None:
         return
     if engine not in (EngineName.SINGLE, EngineName.DDP):
         raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine=engine.value)
-    stored = recipe.param_dtype or CONVENTIONS[recipe.convention].param_dtype
-    if recipe.method is not Method.LORA or recipe.lora.adapter_dtype is not stored:
+    if recipe.method is not Method.LORA or recipe.lora.adapter_dtype is not recipe.stored_dtype:
         message = _("{field} is set, which is predicted for lora with adapters in the dtype of the weights alone.")
         raise refuse(field, message)
     if scenario.model.code == "litgpt":
@@ -195,10 +195,7 @@ def _check_autocast(scenario: "Scenario") -> None:
     if scenario.parallelism.engine not in (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP1):
         message = _("{field} is set, which is not predicted for {engine} yet.")
         raise refuse(field, message, engine=scenario.parallelism.engine.value)
-    convention = CONVENTIONS[recipe.convention]
-    stored = recipe.param_dtype or convention.param_dtype
-    computed = recipe.compute_dtype or convention.compute_dtype
-    if recipe.lora.adapter_dtype is not DType.FP32 or DType.FP32 in (stored, computed):
+    if recipe.lora.adapter_dtype is not DType.FP32 or DType.FP32 in (recipe.stored_dtype, recipe.computed_dtype):
         raise refuse(field, _("{field} is set, which does nothing but for FP32 adapters on 16-bit weights."))
 
 
@@ -266,50 +263,3 @@ def _check_offload(scenario: "Scenario") -> None:
             "{field} is {value}, but DeepSpeed's CPU optimizer keeps 32-bit states: set recipe.optimizer.bits to 32."
         )
         raise refuse("offload.optimizer", message, value=offload.optimizer)
-
-
-def _check_fused_kernels(scenario: "Scenario") -> None:
-    """What fused adapters ask for is what their code does: see memcore.trace.fused_lora."""
-    names, recipe, field = scenario.workload.fused_kernels, scenario.recipe, "workload.fused_kernels"
-    if len(set(names)) < len(names):
-        raise refuse(field, _("{field} names a kernel twice."))
-    if names and scenario.model.is_bare_count:
-        raise refuse(field, _("{field} does nothing for a parameter count: give a catalogue name or a config.json."))
-    if "lora" not in names:
-        return
-    if recipe.method is Method.FULL:
-        raise refuse(field, _("{field} names lora, which does nothing when recipe.method is full."))
-    lora = recipe.lora or Lora()
-    if others := [target for target in lora.targets if target not in FUSED_TARGETS]:
-        message = _(
-            "{field} names lora, which is predicted for adapters on {allowed} alone; there are some on {others}."
-        )
-        raise refuse(field, message, allowed=", ".join(FUSED_TARGETS), others=", ".join(others)[:80])
-    if recipe.quantization is Quantization.NF4:
-        raise refuse(field, _("{field} names lora, which unpacks 4-bit weights of double quantisation alone."))
-    computed = recipe.compute_dtype or CONVENTIONS[recipe.convention].compute_dtype
-    plain = scenario.parallelism.engine in (EngineName.SINGLE, EngineName.DDP)  # others cast adapters themselves
-    if plain and lora.adapter_dtype is not computed and not lora.autocast:
-        message = _("{field} names lora, which takes {dtype} adapters under autocast alone: set recipe.lora.autocast.")
-        raise refuse(field, message, dtype=lora.adapter_dtype.value.upper())
-
-
-def _check_compile(scenario: "Scenario") -> None:
-    """What torch compiles whole, as a trace does: see memcore.trace.compiling."""
-    work, field = scenario.workload, "workload.compile"
-    if not work.compile:
-        return
-    if scenario.model.is_bare_count:
-        raise refuse(field, _("{field} does nothing for a parameter count: give a catalogue name or a config.json."))
-    engine = scenario.parallelism.engine
-    if engine not in (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP2):
-        raise refuse(field, _("{field} is set, which is not predicted for {engine} yet."), engine=engine.value)
-    if scenario.recipe.method is Method.QLORA:
-        raise refuse(field, _("{field} is set, which is not predicted for weights packed in 4 bits yet."))
-    if work.fused_kernels:
-        raise refuse(field, _("{field} is set, which is not predicted with workload.fused_kernels yet."))
-    if scenario.model.code != "transformers":
-        raise refuse(field, _("{field} is set, which is predicted for transformers' code alone."))
-    if work.reentrant or work.checkpointing == "attention":
-        message = _("{field} is set, but torch compiles no reentrant checkpoint, and none of the attention alone.")
-        raise refuse(field, message)

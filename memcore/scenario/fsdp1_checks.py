@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from memcore.i18n import gettext as _
-from memcore.recipes import CONVENTIONS
 from memcore.scenario.fields import refuse
 from memcore.scenario.parts import Method
 
@@ -37,10 +36,9 @@ def _check_flat_adapters(scenario: "Scenario") -> None:
     recipe, config, field = scenario.recipe, scenario.fsdp1_config, "engine_config.adapters"
     if config.adapters != "inside" or recipe.lora is None:
         return
-    stored = recipe.param_dtype or CONVENTIONS[recipe.convention].param_dtype
-    if recipe.lora.adapter_dtype is not stored:
+    if recipe.lora.adapter_dtype is not recipe.stored_dtype:
         message = _("{field} is inside, but adapters of {adapters} cannot be flattened with weights of {weights}.")
-        raise refuse(field, message, adapters=recipe.lora.adapter_dtype.value, weights=stored.value)
+        raise refuse(field, message, adapters=recipe.lora.adapter_dtype.value, weights=recipe.stored_dtype.value)
     if not config.use_orig_params:
         message = _("{field} is inside, which needs engine_config.use_orig_params: frozen weights lie beside them.")
         raise refuse(field, message)

@@ -12,7 +12,7 @@ from memcore.hardware import accelerator
 from memcore.i18n import gettext as _
 from memcore.models import catalogue_model
 from memcore.optimizers import OptimizerName
-from memcore.recipes import ConventionName, DType
+from memcore.recipes import CONVENTIONS, ConventionName, DType
 from memcore.scenario.fields import (
     Degree,
     Part,
@@ -200,6 +200,16 @@ class Recipe(Part):
     keeps_packed_inputs: bool = False
     fp32_norms: bool = False
     lora: Lora | None = None
+
+    @property
+    def stored_dtype(self) -> DType:
+        """What weights are stored in: the explicit dtype, or the convention's."""
+        return self.param_dtype or CONVENTIONS[self.convention].param_dtype
+
+    @property
+    def computed_dtype(self) -> DType:
+        """What is computed in, likewise."""
+        return self.compute_dtype or CONVENTIONS[self.convention].compute_dtype
 
 
 class Offload(Part):
