@@ -7,6 +7,7 @@ Addresses only order blocks of one size; each segment lies above those before it
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -157,15 +158,20 @@ class CachingAllocator:
     def _new(self, pool: Pool, size: int) -> Block:
         """A block of a new segment (alloc_block); where the device is full, after giving back what is kept."""
         wanted = segment_bytes(size)
-        self._make_room(wanted)
+        self._make_room(lambda: wanted)
         self._reserve(wanted)
         return Block(pool, next(self._segments) * _ADDRESSES, wanted)
 
-    def _make_room(self, wanted: int) -> None:
-        if self._capacity is None or self.reserved + wanted <= self._capacity:
+    def _make_room(self, wanted: Callable[[], int]) -> None:
+        """Give back what is kept where the device has less left than a request takes of it: `wanted` bytes, asked again
+        afterwards, since what goes may have been part of what the request could use."""
+        if self._has_left(wanted()):
             return
         self._give_back()
-        self.overfull = self.overfull or self.reserved + wanted > self._capacity
+        self.overfull = self.overfull or not self._has_left(wanted())
+
+    def _has_left(self, num_bytes: int) -> bool:
+        return self._capacity is None or self.reserved + num_bytes <= self._capacity
 
     def _reserve(self, num_bytes: int) -> None:
         self.reserved += num_bytes

@@ -46,6 +46,7 @@ class ExpandableAllocator(CachingAllocator):
 
     def _new(self, pool: Pool, size: int) -> Block:
         """Map memory at the lowest addresses where the size fits (try_allocate_expandable_block)."""
+        self._make_room(lambda: self._to_map(pool, size))
         block = self._lowest(pool, size)
         if not block.mapped:
             block = self._map(block, min(block.size, size))
@@ -55,6 +56,17 @@ class ExpandableAllocator(CachingAllocator):
         if block.free:
             pool.take(block)
         return block
+
+    def _to_map(self, pool: Pool, size: int) -> int:
+        """The memory that is to be mapped for the size, in bytes."""
+        block: Block | None = self._lowest(pool, size)
+        left, num_bytes = size, 0
+        while block is not None and left > 0:
+            if not block.mapped:
+                num_bytes += round_up(min(block.size, left), _granule(pool))
+            left -= block.size
+            block = block.after
+        return num_bytes
 
     def _lowest(self, pool: Pool, size: int) -> Block:
         """The first free block of a run of free ones, mapped or not, in which the size fits (find_expandable_block)."""
@@ -79,8 +91,7 @@ class ExpandableAllocator(CachingAllocator):
         """Map memory behind the first addresses of a block without any, whole granules; it joins its neighbours and is
         free (map_block)."""
         pool = hole.pool
-        wanted = round_up(size, SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES)
-        self._make_room(wanted)
+        wanted = round_up(size, _granule(pool))
         self._reserve(wanted)
         holes = self._unmapped[id(pool)]
         place = holes.index(hole)
@@ -100,7 +111,7 @@ class ExpandableAllocator(CachingAllocator):
     def _give_back(self) -> None:
         """Whole granules inside free blocks are unmapped (release_cached_blocks, unmap_block)."""
         for pool in self._pools.values():
-            granule = SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
+            granule = _granule(pool)
             for _size, _address, block in list(pool.free):
                 start = round_up(block.address, granule)
                 end = (block.address + block.size) // granule * granule
@@ -132,6 +143,10 @@ class ExpandableAllocator(CachingAllocator):
             )
         holes.append(block)
         holes.sort(key=lambda each: each.address)
+
+
+def _granule(pool: Pool) -> int:
+    return SMALL_SEGMENT_BYTES if pool.small else LARGE_SEGMENT_BYTES
 
 
 def _available(block: Block) -> bool:

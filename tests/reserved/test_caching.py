@@ -174,6 +174,23 @@ def test_a_split_segment_is_not_given_back_but_pages_are():
     assert left == {CachingAllocator: 200 * MIB, ExpandableAllocator: 140 * MIB}
 
 
+def test_what_is_given_back_was_perhaps_what_the_request_was_to_grow_from():
+    """30 MiB free at a segment's start, in 40 MiB of memory, and 45 MiB asked on a full device: the 40 MiB go first,
+    and then 60 are mapped anew, where before only 20 were missing. In use beside: 32 MiB in 40 of another stream."""
+    allocator = ExpandableAllocator(capacity=100 * MIB)
+    first = allocator.allocate(30 * MIB)
+    beside = [allocator.allocate(size * MIB, stream=1) for size in (20, 12)]
+    assert allocator.reserved == 80 * MIB
+    allocator.release(first)
+    third = allocator.allocate(15 * MIB, stream=2)
+    assert (allocator.reserved, allocator.overfull) == (100 * MIB, False)
+    allocator.release(third)
+    last = allocator.allocate(45 * MIB)
+    assert (allocator.reserved, allocator.overfull) == (100 * MIB, False)
+    assert (last.address, last.size) == (first.address, 45 * MIB)
+    assert allocator.allocated == last.size + sum(block.size for block in beside)
+
+
 @given(
     steps=st.lists(st.tuples(st.sampled_from(SIZES), st.booleans(), st.integers(0, 1)), max_size=80),
     capacity=st.sampled_from((None, 100 * MIB)),
