@@ -1,6 +1,5 @@
 """The one adapter from a measured run to a scenario."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from memcore.configs import EXPERT_COUNTS
@@ -18,7 +17,7 @@ from memcore.score.gaps import (
     gaps_of,
 )
 from memcore.score.losses import loss_fields
-from memcore.score.record import Run
+from memcore.score.record import Run, RunSoftware
 
 # The month of bitsandbytes 0.43.2, which no longer keeps the input of a product with a 4-bit weight.
 _INPUTS_LET_GO = "2024-07"
@@ -46,7 +45,8 @@ CACHING = ("gpt_bigcode",)
 
 
 def _is_transformers_4(run: Run) -> bool:
-    return str(run.software.get("transformers") or "").startswith("4.")
+    version = run.software.transformers_version
+    return version is not None and version[0] == 4
 
 
 def _experts(run: Run) -> str:
@@ -57,7 +57,7 @@ def _experts(run: Run) -> str:
 
 def _code(run: Run) -> str:
     """Whose code computed the model: litgpt has its own."""
-    return "litgpt" if run.software.get("framework") == "litgpt" else "transformers"
+    return "litgpt" if run.software.framework == "litgpt" else "transformers"
 
 
 def _hardware(run: Run) -> dict[str, Any]:
@@ -108,17 +108,16 @@ def _fsdp1(run: Run) -> dict[str, Any]:
         "cpu_offload": run.workload.offload != "none",
     }
     if lora is not None:
-        settings["adapters"] = "ignored" if whole else UNITS[given.get("fsdp_units", "block_root")]
+        settings["adapters"] = "ignored" if whole else UNITS[given.get("fsdp_units") or "block_root"]
     return settings
 
 
-def _around_units(software: Mapping[str, Any]) -> bool:
+def _around_units(software: RunSoftware) -> bool:
     """Whether a model's loop calls layers through the checkpoint, which is then around what FSDP1 wrapped. From
     transformers 4.53 on a layer checkpoints itself (modeling_layers.py, GradientCheckpointingLayer); programs of their
     own wrap what is within a unit (torch 2.13, checkpoint_wrapper.py, apply_activation_checkpointing)."""
-    version = str(software.get("transformers") or "")
-    numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    return software.get("framework") == "hf_trainer" and () < numbers < (4, 53)
+    version = software.transformers_version
+    return software.framework == "hf_trainer" and version is not None and version < (4, 53)
 
 
 def _recipe(run: Run) -> dict[str, Any]:
@@ -154,7 +153,7 @@ def _packing(run: Run) -> dict[str, Any]:
     recipe = run.recipe
     nf4 = recipe.quantization in ("nf4", "nf4_double_quant")
     return {
-        "keeps_packed_inputs": nf4 and run.software["date"] < _INPUTS_LET_GO,
+        "keeps_packed_inputs": nf4 and run.software.date < _INPUTS_LET_GO,
         "quantization": recipe.quantization,
         "quant_group_size": recipe.quant_group_size,
         "quantize_lm_head": bool(recipe.quantize_lm_head),
@@ -193,7 +192,7 @@ def _offload(run: Run) -> dict[str, Any]:
 def _last_loss_held(run: Run) -> bool:
     """litgpt's loop holds its loss (finetune/lora.py, fit). Before its data loaders, the longest sample came first and
     alone (October 2023: get_batch(..., longest_seq_ix if iter_num == 0)), with no step of its size before it."""
-    loaders = _code(run) == "litgpt" and run.software["date"] >= "2024-03"
+    loaders = _code(run) == "litgpt" and run.software.date >= "2024-03"
     return loaders and bool(_packing(run)["keeps_packed_inputs"]) and run.workload.checkpointing == "none"
 
 

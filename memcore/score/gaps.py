@@ -104,7 +104,7 @@ _IMPLIED_ANYWHERE: dict[str, Any] = {
 
 def attention_of(run: Run) -> str:
     """The scenario's attention that keeps what the run's did."""
-    attention, framework = run.workload.attention, run.software.get("framework")
+    attention, framework = run.workload.attention, run.software.framework
     repeats = framework in _REPEATING and attention in ("flash", "flex")
     return "memory_efficient" if repeats else ATTENTIONS[attention]
 
@@ -174,7 +174,7 @@ def _settings(run: Run, engine: EngineName) -> Iterator[Gap]:
     implied["no_sync_accumulation"] = False if waits else _ANY
     if engine is EngineName.FSDP1:
         units = (run.engine_config or {}).get("fsdp_units")
-        implied["fsdp_units"] = units if units in UNITS else "block_root"
+        implied["fsdp_units"] = units if units in list(UNITS) else "block_root"
     for name, value in (run.engine_config or {}).items():
         if name in SETTINGS.get(engine, ()) or (name in implied and implied[name] is _ANY) or value is None:
             continue

@@ -65,9 +65,9 @@ def loss_gaps(run: Run) -> Iterator[tuple[str, str]]:
 
 def _upcast(run: Run, kind: Loss) -> Upcast:
     """Where the run's logits become FP32."""
-    framework, dtype = run.software["framework"], run.workload.logits_dtype
+    framework, dtype = run.software.framework, run.workload.logits_dtype
     if kind is Loss.FUSED:
-        return Upcast.LOSS if run.software["date"] < _LIGER_UNCAST else Upcast.NONE
+        return Upcast.LOSS if run.software.date < _LIGER_UNCAST else Upcast.NONE
     if framework == "litgpt":
         return Upcast.MODEL  # whatever the record says: Fabric casts what a module returns to FP32
     if framework == "torchtune":
@@ -76,31 +76,28 @@ def _upcast(run: Run, kind: Loss) -> Upcast:
         return Upcast.NONE
     if framework in _ON_TRANSFORMERS and not _at_least(run, _LOSS_UPCASTS):
         return Upcast.MODEL
-    if framework == "torchtitan" and run.software["date"] < _TITAN_UPCASTS:
+    if framework == "torchtitan" and run.software.date < _TITAN_UPCASTS:
         return Upcast.MODEL
     return Upcast.LOSS
 
 
 def _copies_shifted(run: Run, kind: Loss) -> bool:
     """Whether logits, or the hidden states of a fused loss, are shifted by a copy."""
-    if run.software["framework"] == "litgpt":
+    if run.software.framework == "litgpt":
         return kind is Loss.CHUNKED_CE  # its full fine-tuning; pretraining takes its labels shifted
-    return run.software["framework"] in _ON_TRANSFORMERS and not _at_least(run, _LABELS_SHIFTED)
+    return run.software.framework in _ON_TRANSFORMERS and not _at_least(run, _LABELS_SHIFTED)
 
 
 def _has_own_loss(run: Run) -> bool:
     """Whether the model's forward does not upcast what it gives torch's cross entropy."""
-    of_transformers = run.software["framework"] in _ON_TRANSFORMERS
+    of_transformers = run.software.framework in _ON_TRANSFORMERS
     return of_transformers and run.model.config.get("model_type") in _OWN_LOSS and not _at_least(run, _LABELS_SHIFTED)
 
 
 def _at_least(run: Run, version: tuple[int, int]) -> bool:
     """Whether the run's transformers is of that version or newer; by the run's month where it is not said."""
-    said = run.software["transformers"]
-    if said is None:
-        return bool(run.software["date"] >= _MONTHS[version])
-    major, minor = map(int, str(said).split(".")[:2])
-    return (major, minor) >= version
+    said = run.software.transformers_version
+    return run.software.date >= _MONTHS[version] if said is None else said >= version
 
 
 def _num_fused_chunks(run: Run) -> int | None:

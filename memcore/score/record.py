@@ -3,14 +3,16 @@
 The format's enumerations are open here: a value that is not known is no scenario's either, and named as such.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.scenario import decode_json
+from memcore.scenario.fields import refuse
 from memcore.scenario.sentences import first_error
 
 # Text of a file of runs that is read at all: about 6000 of them.
@@ -26,6 +28,28 @@ class RunPart(BaseModel):
     """A part of a record: frozen, without fields of other names, nothing turned into another type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def _month(said: str) -> str:
+    if not re.fullmatch(r"20[0-9]{2}-(0[1-9]|1[0-2])", said):
+        message = _("{field} is {value!r}; allowed is a month such as 2024-12.")
+        raise refuse("software.date", message, value=said[:20])
+    return said
+
+
+class RunSoftware(RunPart):
+    """What the run was made with; `date`: its month, or that of the commit that prints it, as in 2024-12."""
+
+    framework: Text
+    date: Annotated[str, AfterValidator(_month)]
+    torch: Text | None
+    transformers: Text | None
+
+    @property
+    def transformers_version(self) -> tuple[int, int] | None:
+        """Major and minor version; None where they are not said in numbers."""
+        numbers = re.match(r"(\d+)\.(\d+)", self.transformers or "")
+        return None if numbers is None else (int(numbers[1]), int(numbers[2]))
 
 
 class RunModel(RunPart):
@@ -136,7 +160,7 @@ class Run(RunPart):
     regime: Text
     confidence: Text
     gold: bool
-    software: Mapping[str, Any]
+    software: RunSoftware
     model: RunModel
     hardware: RunHardware
     parallelism: RunParallelism

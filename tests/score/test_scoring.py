@@ -1,10 +1,11 @@
 """A run's prediction beside what was measured, and the summary. Run: pytest tests/score/test_scoring.py"""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from counted import ask
-from made_up_run import N_PARAMS, made_up
+from made_up_run import KINDS, N_PARAMS, made_up
 
 from memcore.errors import UserError
 from memcore.score import Score, Status, read_runs, score_run, summarise
@@ -12,6 +13,14 @@ from memcore.score.report import score_csv, score_report, score_text
 from memcore.score.summary import figures, percentile, rows_of
 from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit
+
+
+def leaves(part: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of each field, those of parts with fields of their own included."""
+    for name, value in part.items():
+        yield (*path, name)
+        if isinstance(value, dict):
+            yield from leaves(value, (*path, name))
 
 
 def score(**changes: Any) -> Score:
@@ -105,12 +114,23 @@ class TestMalformed:
             (made_up(measured__metric="felt"), "made-up", "measured.metric"),
             (made_up(parallelism__tp="2"), "made-up", "parallelism.tp"),
             (made_up(hardware__gpus=3), "made-up", "hardware.gpus is 3"),
+            (made_up(software__date="2024"), "made-up", "allowed is a month such as 2024-12"),
+            (made_up(software__date=None), "made-up", "software.date"),
+            (made_up(software__transformers=4.48), "made-up", "software.transformers"),
         ],
     )
     def test_a_record_that_cannot_be_read(self, data: object, name: str, words: str):
         found = score_run(data, 7, ask)
         assert (found.run_id, found.status) == (name, Status.MALFORMED)
         assert words in found.reason
+
+    @pytest.mark.parametrize(
+        ("kind", "field"), [(kind, ".".join(path)) for kind in KINDS for path in leaves(made_up(kind))]
+    )
+    def test_no_value_of_a_field_stops_the_scoring(self, kind: str, field: str):
+        """A record is predicted, or said not to be: the next one is scored either way."""
+        for value in (None, "", "x", "4.x", "fp32", -1, 0, 3, 2**70, 1.5, float("inf"), True, [], ["x"], {}, {"a": 1}):
+            assert score_run(made_up(kind, **{field.replace(".", "__"): value}), 1, ask).status in set(Status)
 
     @pytest.mark.parametrize("text", ["", "no json", "{}", '{"runs": 3}', "7", "null", "[NaN]"])
     def test_a_file_without_runs(self, text: str):
