@@ -2,7 +2,7 @@
 
 Run: python benchmarks/score_speed.py [--json] [--runs 262]
 
-Each time is that of the whole command ``python -m memcore score --trace``, its start and its workers' imports included,
+Each time is that of the whole command ``python -m memcore score``, its start and its workers' imports included,
 on the records that the package holds: cold with no trace kept from before, warm with those that the cold one kept. It
 should take under three minutes cold on two processors, and under 20 seconds warm. `ratio` is how many times longer a
 loop over ``python -m memcore predict --trace`` would take, by one run's time. It asserts nothing.
@@ -51,9 +51,9 @@ def measured(runs: int) -> dict[str, Any]:
         file, scenario = Path(folder) / "runs.json", Path(folder) / "scenario.json"
         file.write_text(json.dumps({"runs": records}), encoding="utf-8")
         scenario.write_text(json.dumps(scenario_data(scenario_of(parse_run(one)))), encoding="utf-8")
-        cold_s, written = seconds(f"{folder}/kept", "score", str(file), "--trace", "--json")
-        warm_s, again = seconds(f"{folder}/kept", "score", str(file), "--trace", "--json")
-        alone_s, _answer = seconds("", "predict", str(scenario), "--trace", "--json")
+        cold_s, written = seconds(f"{folder}/kept", "score", str(file), "--json")
+        warm_s, again = seconds(f"{folder}/kept", "score", str(file), "--json")
+        alone_s, _answer = seconds("", "predict", str(scenario), "--json")
     found = json.loads(written)["summary"]["records"]["predicted"]
     return {
         "runs": len(records),

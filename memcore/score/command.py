@@ -21,7 +21,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", metavar="RUNS.json", help=_('measured runs as JSON; "-" reads standard input'))
     parser.add_argument("--by", choices=("regime", "family", "source"), help=_("group the table by this field"))
     parser.add_argument("--csv", action="store_true", help=_("write CSV, a row for each run"))
-    parser.add_argument("--trace", action="store_true", help=_("trace the real model wherever one can be traced"))
+    parser.add_argument(
+        "--trace",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help=_("trace the real model wherever one can be traced; without, only where no closed form answers"),
+    )
 
 
 def answer(
