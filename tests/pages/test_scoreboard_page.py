@@ -184,7 +184,7 @@ def test_every_published_scenario_can_be_opened(run: Any):
     from memcore.scenario import scenario_data
     from memcore.score.adapter import scenario_of
     from memcore.score.record import parse_run
-    from memcore.ui.state import scenario_from, widget_values
+    from memcore.ui.plan.whole import scenario_from, widget_values
 
     scenario = scenario_of(parse_run(json.loads(json.dumps(published_records()[run.run_id]))))
     data = scenario_data(scenario)

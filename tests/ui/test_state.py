@@ -15,7 +15,8 @@ from memcore.engine_options import EngineName
 from memcore.errors import UserError
 from memcore.link import read_link, write_link
 from memcore.scenario import Scenario, parse_scenario, scenario_data
-from memcore.ui.state import DEFAULT_SCENARIO, scenario_from, widget_values
+from memcore.ui.plan.whole import scenario_from, widget_values
+from memcore.ui.state import DEFAULT_SCENARIO
 
 
 def canonical(scenario: Scenario) -> Scenario:

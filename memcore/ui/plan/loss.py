@@ -1,6 +1,5 @@
 """The loss in the sidebar: what runs as one, its chunks, where its logits become FP32, what is copied and held."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
@@ -8,6 +7,7 @@ import streamlit as st
 from memcore.explain import LOSS_LABELS, UPCAST_LABELS
 from memcore.i18n import gettext as _
 from memcore.scenario import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, Workload
+from memcore.ui.plan.values import Values
 
 # What is usual for the loss, as a value that a select box can hold.
 USUAL = "usual"
@@ -25,7 +25,7 @@ def loss_values(workload: Workload) -> dict[str, Any]:
     }
 
 
-def chosen_loss(values: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_loss(values: Values) -> dict[str, Any]:
     """The workload's fields from the widgets' values; of those that do nothing for the loss, the defaults."""
     loss = Loss(values["w_loss"])
     chunks, upcast = values["w_loss_chunks"], values["w_upcast"]

@@ -1,4 +1,4 @@
-"""FSDP's settings, the older one's and FSDP2's, as widgets of the sidebar, and a scenario's fields from them."""
+"""FSDP's settings in the sidebar, the older one's and FSDP2's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,6 +8,7 @@ import streamlit as st
 from memcore.engine_options import EngineName
 from memcore.i18n import gettext as _
 from memcore.scenario import Fsdp1Config, Fsdp2Config, Method, Scenario
+from memcore.ui.plan.values import Values
 
 
 def fsdp_values(scenario: Scenario) -> dict[str, Any]:
@@ -25,7 +26,7 @@ def fsdp_values(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def fsdp_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
+def fsdp_config(values: Values, engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
     """The engine's own settings, those at their defaults left out; of FSDP1 those that no widget edits are `base`'s.
 
     What does nothing beside the rest of the widgets (adapters without adapters) is left out.
@@ -47,7 +48,7 @@ def fsdp_config(values: Mapping[str, Any], engine: EngineName, base: Mapping[str
     return {name: value for name, value in {**kept, **own}.items() if value != getattr(defaults, name)}
 
 
-def fsdp_widgets(engine: EngineName) -> None:
+def draw_fsdp(engine: EngineName) -> None:
     """The widgets of one of the two."""
     if engine is EngineName.FSDP2:
         _fsdp2_units()
