@@ -29,7 +29,7 @@ from memcore.i18n import gettext as _
 from memcore.jobs import LaneLimits, LightLane
 from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
-from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario
+from memcore.scenario import MAX_SCENARIO_CHARS, decode_config, parse_scenario
 from memcore.score import command as score_command
 from memcore.settings import settings
 from memcore.suggest import command as suggest_command
@@ -244,7 +244,7 @@ def _ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:
 
 def _read_config(path: str) -> Mapping[str, Any]:
     limit = settings().max_upload_chars
-    config = decode_json(_read(path, limit), limit, infinity=True)
+    config = decode_config(_read(path, limit), limit)
     if not isinstance(config, Mapping):
         raise UserError(_("{path} holds no JSON object, which a config.json is.").format(path=_named(path)))
     check_config(config)

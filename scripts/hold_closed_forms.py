@@ -21,7 +21,7 @@ from memcore.activations.terms import layer_forms
 from memcore.counting import count_config
 from memcore.errors import UserError
 from memcore.models import Inventory, catalogue, load_inventory
-from memcore.scenario import Scenario, decode_json, parse_scenario
+from memcore.scenario import Scenario, decode_config, parse_scenario
 from memcore.states import model_states
 from memcore.trace.request import read_request, trace_request
 from memcore.trace.tracer import trace
@@ -57,7 +57,7 @@ def configs() -> Iterator[tuple[str, Mapping[str, Any]]]:
         except Exception as error:
             print(f"{model_type:45} has no default config: {type(error).__name__}")
             continue
-        yield model_type, decode_json(text, infinity=True)
+        yield model_type, decode_config(text)
 
 
 def compare(name: str, config: Mapping[str, Any], found: dict[str, dict[str, float]]) -> None:

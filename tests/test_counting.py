@@ -18,7 +18,7 @@ from memcore.budget import Evidence, predict
 from memcore.counting import count_config
 from memcore.errors import UserError
 from memcore.models import Inventory, load_inventory
-from memcore.scenario import decode_json, parse_scenario
+from memcore.scenario import decode_config, parse_scenario
 
 TRAITS = Traits(width=2, attention="flash")
 
@@ -42,7 +42,7 @@ def own_count(model_type: str) -> int | None:
 
 def counted(text: str) -> Inventory:
     """As an upload is: normalised by the scenario, then counted."""
-    config = parse_scenario({"model": {"config": decode_json(text, infinity=True)}}).model.config
+    config = parse_scenario({"model": {"config": decode_config(text)}}).model.config
     assert config is not None
     return load_inventory(count_config({"config": dict(config)})["inventory"])
 
@@ -64,7 +64,7 @@ def test_every_causal_model_is_counted_and_predicted_or_refused(model_type: str)
     # A config does not say which of its classes is meant; every type here has one for causal language models.
     assert inventory.n_params == count
     scenario = parse_scenario(
-        {"model": {"config": decode_json(text, infinity=True)}, "parallelism": {"engine": "deepspeed", "zero_stage": 3}}
+        {"model": {"config": decode_config(text)}, "parallelism": {"engine": "deepspeed", "zero_stage": 3}}
     )
     budget = predict(scenario, Evidence(inventory=inventory))
     assert budget.peak_bytes >= 16 * count

@@ -160,6 +160,9 @@ def mend(zero: dict[str, Any], stage: int) -> list[str]:
     optimizer = zero.get("offload_optimizer")
     if isinstance(optimizer, dict) and stage != 3 and (number(optimizer.get("ratio", 1)) or 0) < 1:
         _refused(optimizer, "ratio", 1.0, notes, "offload_optimizer.")
+    elif isinstance(optimizer, dict) and number(optimizer.get("ratio", 1)) != 1 and _is_share(optimizer["ratio"]):
+        message = _("zero_optimization.{key} is {value}: a part is not predicted, all of it is taken to be moved.")
+        notes.append(message.format(key="offload_optimizer.ratio", value=shown(optimizer["ratio"])))
     return notes
 
 

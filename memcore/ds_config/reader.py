@@ -13,12 +13,23 @@ from typing import Any
 from memcore.budget import Budget, Evidence, inventory_for, predict
 from memcore.ds_config.effects import ZERO_KEYS, KeyReading, decides_memory, explain_key
 from memcore.ds_config.mending import AUTO, DEPRECATED, by_alias, mend, number, shown, switch
+from memcore.ds_config.sections import (
+    REMOVED,
+    REMOVED_FROM_ZERO,
+    TOP_KEYS,
+    batch,
+    mend_keys,
+    mend_precision,
+    not_predicted,
+    optimizer,
+    precision,
+    removed_keys,
+)
+from memcore.ds_config.text import read_text
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.scenario import Scenario, ZeroConfig, decode_json, parse_scenario, scenario_data
+from memcore.scenario import Scenario, ZeroConfig, parse_scenario, scenario_data
 from memcore.units import MAX_PARAMS
-
-MAX_DS_CONFIG_CHARS = 200_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,98 +55,40 @@ class Reading:
 
 
 _BOOLEANS = ("contiguous_gradients", "overlap_comm")
-_TOP_KEYS = frozenset(
-    {
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "optimizer",
-        "scheduler",
-        "fp16",
-        "bf16",
-        "amp",
-        "zero_optimization",
-        "gradient_clipping",
-        "prescale_gradients",
-        "gradient_predivide_factor",
-        "sparse_gradients",
-        "steps_per_print",
-        "wall_clock_breakdown",
-        "dump_state",
-        "communication_data_type",
-        "seq_parallel_communication_data_type",
-        "data_types",
-        "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer",
-        "activation_checkpointing",
-        "comms_logger",
-        "comms_config",
-        "flops_profiler",
-        "monitor_config",
-        "tensorboard",
-        "wandb",
-        "csv_monitor",
-        "comet",
-        "sparse_attention",
-        "checkpoint",
-        "elasticity",
-        "autotuning",
-        "aio",
-        "compression_training",
-        "data_efficiency",
-        "curriculum_learning",
-        "disable_allgather",
-        "torch_autocast",
-        "graph_harvesting",
-        "use_data_before_expert_parallel_",
-        "nebula",
-        "weight_quantization",
-        "eigenvalue",
-        "progressive_layer_drop",
-        "pipeline",
-        "hybrid_engine",
-        "compile",
-        "timers",
-        "tensor_parallel",
-        "load_universal_checkpoint",
-        "memory_breakdown",
-    }
-)
-_MISPLACED = ("offload_optimizer", "offload_param", "stage", *(key for key in ZERO_KEYS if key.startswith("stage3_")))
 
 
 def read_ds_config(text: str | bytes | Mapping[str, Any], scenario: Scenario, evidence: Evidence) -> Reading:
     """Read a ds_config for the scenario's model and GPUs. Raises UserError for what cannot be one at all."""
-    raw = text if isinstance(text, Mapping) else _decode(text)
-    reader = _Reader(raw, scenario, evidence)
-    return reader.read()
-
-
-def _decode(text: str | bytes) -> Mapping[str, Any]:
-    shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    if "import torch" in shown or "import deepspeed" in shown or ("def " in shown[:2000] and "{" not in shown[:200]):
-        raise UserError(_("This is a program, not a ds_config: paste the JSON file that it passes to DeepSpeed."))
-    raw = decode_json(text, MAX_DS_CONFIG_CHARS)
-    if not isinstance(raw, Mapping):
-        raise UserError(_("A ds_config is a JSON object; this is not one."))
-    return raw
+    raw, notes = (text, []) if isinstance(text, Mapping) else read_text(text)
+    return _Reader(raw, scenario, evidence, notes).read()
 
 
 class _Reader:
     """One reading in progress: collects notes, the mended file and the scenario's fields as it goes."""
 
-    def __init__(self, raw: Mapping[str, Any], scenario: Scenario, evidence: Evidence) -> None:
-        zero = raw.get("zero_optimization", {})
+    def __init__(self, raw: Mapping[str, Any], scenario: Scenario, evidence: Evidence, notes: list[str]) -> None:
+        self._notes = notes
+        zero = self._section(raw)
         if not isinstance(zero, Mapping):
             raise UserError(_("zero_optimization is {value}; it must be an object.").format(value=shown(zero)))
         self._raw, self._zero = raw, by_alias(zero)
         self._scenario, self._evidence = scenario, evidence
-        self._notes: list[str] = []
         try:
             self._corrected: dict[str, Any] = json.loads(json.dumps({**raw, "zero_optimization": self._zero}))
         except RecursionError:
             raise UserError(_("This is not JSON{where}.").format(where="")) from None
         self._values: dict[str, Any] = {}
+
+    def _section(self, raw: Mapping[str, Any]) -> Any:
+        """zero_optimization; a bare true is the form of DeepSpeed's first versions, stage 1
+        (runtime/zero/config.py, read_zero_config_deprecated)."""
+        given = raw.get("zero_optimization", {})
+        if not isinstance(given, bool):
+            return given
+        read = {"stage": int(given)}
+        message = _("zero_optimization is {value}, an old form that DeepSpeed reads as {read}.")
+        self._notes.append(message.format(value=json.dumps(given), read=json.dumps(read)))
+        return read
 
     def read(self) -> Reading:
         unknown = self._unknown()
@@ -153,13 +106,17 @@ class _Reader:
         return name in self._zero or (name not in DEPRECATED and decides_memory(name))
 
     def _unknown(self) -> tuple[str, ...]:
-        unknown = [key for key in self._raw if key not in _TOP_KEYS]
+        unknown = [key for key in self._raw if key not in TOP_KEYS and key not in REMOVED]
         for key in unknown:
-            if key in _MISPLACED:
+            if key in ZERO_KEYS:
                 message = _("{key} lies outside zero_optimization, where DeepSpeed does not read it: it has no effect.")
                 self._notes.append(message.format(key=key))
+        removed = removed_keys(self._raw, self._notes)
+        for key in (*unknown, *removed):
             self._corrected.pop(key, None)
-        inner = [key for key in self._zero if key not in ZERO_KEYS]
+        for key in REMOVED_FROM_ZERO:
+            self._corrected["zero_optimization"].pop(key, None)
+        inner = [key for key in self._zero if key not in ZERO_KEYS and key not in REMOVED_FROM_ZERO]
         for key in inner:
             message = _("zero_optimization.{key} is not a key of DeepSpeed 0.19.8, which refuses it.")
             self._notes.append(message.format(key=key[:60]))
@@ -187,7 +144,8 @@ class _Reader:
             given = self._zero[name]
             value = self._auto(name) if given == AUTO else self._whole(name, given, least=_LEAST.get(name, 0))
             if value is not None:
-                self._values[name] = value
+                # A sub-group of 0 is closed at its first parameter, as one of 1 (stage3.py, _create_fp16_sub_groups).
+                self._values[name] = max(value, 1) if name == "sub_group_size" else value
         for name in _BOOLEANS:
             if (value := switch(self._zero.get(name))) is not None:
                 self._values[name] = value
@@ -243,8 +201,13 @@ class _Reader:
             zero.pop("zero_hpz_partition_size", None)
         data["engine_config"] = {"zero_optimization": zero}
         data["offload"] = self._offload(stage)
-        data["recipe"] = {**data.get("recipe", {}), **self._precision(stage)}
-        data["workload"] = {**data.get("workload", {}), **self._batch()}
+        raw, scenario, notes = self._raw, self._scenario, self._notes
+        mend_keys(self._corrected, notes)
+        mend_precision(self._corrected)
+        recipe = {**precision(raw, scenario, stage, notes), **optimizer(raw, data["offload"], notes)}
+        data["recipe"] = {**data.get("recipe", {}), **recipe}
+        data["workload"] = {**data.get("workload", {}), **batch(raw, scenario, notes)}
+        not_predicted(raw, notes)
         return data
 
     def _offload(self, stage: int) -> dict[str, str]:
@@ -269,74 +232,6 @@ class _Reader:
             return device
         return "cpu" if switch(self._zero.get(legacy)) else "none"
 
-    def _precision(self, stage: int) -> dict[str, Any]:
-        """The dtypes: bf16, fp16, or neither, which is FP32 training."""
-        modes = {name: _enabled(self._raw.get(name)) for name in ("bf16", "fp16")}
-        types = self._raw.get("data_types")
-        accumulates = isinstance(types, Mapping) and types.get("grad_accum_dtype") in ("fp32", "float32")
-        if AUTO in modes.values():
-            message = _(
-                "Precision is left to the trainer: Hugging Face fills it in, DeepSpeed alone reads it as off and "
-                "trains in FP32. The recipe's convention is kept."
-            )
-            self._notes.append(message)
-            return {}
-        if modes["bf16"] is True and accumulates and stage >= 1:
-            return {"convention": "deepspeed_fp32_grad"}
-        if modes["bf16"] is True:
-            return {}
-        if modes["fp16"] is True:
-            return {"param_dtype": "fp16", "compute_dtype": "fp16", "grad_dtype": "fp16", "reduce_dtype": "fp16"}
-        if "bf16" in self._raw or "fp16" in self._raw:
-            self._notes.append(_("Neither bf16 nor fp16 is enabled: DeepSpeed trains in FP32."))
-            return {"convention": "fp32"}
-        self._notes.append(_("The file names no precision; the recipe's convention is kept."))
-        return {}
-
-    def _batch(self) -> dict[str, int]:
-        """Micro-batch and accumulation; one of the three batch numbers that is not given follows from the others."""
-        names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-        total, micro, accumulation = (self._batch_number(name) for name in names)
-        work, ranks = self._scenario.workload, self._scenario.hardware.gpus
-        if total and micro and accumulation:
-            self._check_batch(total, micro, accumulation, ranks)
-        elif total and micro and total % (micro * ranks) == 0:
-            accumulation = total // (micro * ranks)
-        elif total and accumulation and total % (accumulation * ranks) == 0:
-            micro = total // (accumulation * ranks)
-        return {"micro_batch": micro or work.micro_batch, "grad_accum": accumulation or work.grad_accum}
-
-    def _check_batch(self, total: int, micro: int, accumulation: int, ranks: int) -> None:
-        """Say it where the three batch numbers contradict the number of GPUs (DeepSpeedConfig._batch_assertion)."""
-        if total == micro * accumulation * ranks:
-            return
-        message = _(
-            "train_batch_size is {total}, but {micro} per GPU x {accumulation} steps x {ranks} GPUs is {product}: "
-            "DeepSpeed stops there. The file implies {implied:g} GPUs."
-        )
-        product, implied = micro * accumulation * ranks, total / (micro * accumulation)
-        self._notes.append(
-            message.format(
-                total=total, micro=micro, accumulation=accumulation, ranks=ranks, product=product, implied=implied
-            )
-        )
-
-    def _batch_number(self, name: str) -> int | None:
-        given = self._raw.get(name)
-        if given is None or given == AUTO:
-            return None
-        value = number(given)
-        if value is None or not 1 <= value <= MAX_PARAMS or value != int(value):
-            message = _("{key} is {value}; allowed is a whole number above 0. It is left as it was.")
-            self._notes.append(message.format(key=name, value=shown(given)))
-            return None
-        return int(value)
-
 
 _MOST = {"stage3_model_persistence_threshold": 2**63 - 1}
-_LEAST = {"reduce_bucket_size": 1, "sub_group_size": 1, "zero_hpz_partition_size": 1}
-
-
-def _enabled(section: Any) -> bool | str | None:
-    given = section.get("enabled") if isinstance(section, Mapping) else section
-    return given if isinstance(given, bool) or given == AUTO else None
+_LEAST = {"reduce_bucket_size": 1, "zero_hpz_partition_size": 1}

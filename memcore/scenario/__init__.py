@@ -20,7 +20,7 @@ from memcore.scenario.parts import (
     Recipe,
     Workload,
 )
-from memcore.scenario.reading import MAX_SCENARIO_CHARS, decode_json, parse_scenario, scenario_data
+from memcore.scenario.reading import MAX_SCENARIO_CHARS, decode_config, decode_json, parse_scenario, scenario_data
 from memcore.scenario.whole import Scenario
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "Upcast",
     "Workload",
     "ZeroConfig",
+    "decode_config",
     "decode_json",
     "parse_scenario",
     "scenario_data",

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.loose_json import as_json
 from memcore.scenario.sentences import first_error, kind_of
 from memcore.scenario.whole import Scenario
 
@@ -33,28 +34,49 @@ def parse_scenario(data: object) -> Scenario:
         raise UserError(_("The scenario is nested too deeply to be read.")) from None
 
 
-def decode_json(text: str | bytes, limit: int = MAX_SCENARIO_CHARS, *, infinity: bool = False) -> Any:
-    """JSON text to data. Raises UserError where it is too long, not JSON, or holds NaN or infinity.
+def decode_json(text: str | bytes, limit: int = MAX_SCENARIO_CHARS) -> Any:
+    """JSON text to data. Raises UserError where it is too long, not JSON, or holds NaN or infinity."""
+    return _decoded(text, limit, finite=True)
 
-    `infinity`: allow Python's spelling of it, which published config.json files hold (Mamba-2's time_step_limit).
+
+def decode_config(text: str | bytes, limit: int = MAX_SCENARIO_CHARS) -> Any:
+    """The text of a config.json to data: JSON, or nearly (memcore.loose_json), in which Python's spellings of NaN and
+    infinity may stand, as they do in published files (Mamba-2's time_step_limit).
+
+    Raises UserError where it is too long, or not that.
     """
+    try:
+        return _decoded(text, limit, finite=False)
+    except UserError as error:
+        nearly = as_json(text) if isinstance(text, str) and len(text) <= limit else None
+        if nearly is None or nearly == text:
+            raise
+        try:
+            return _decoded(nearly, limit, finite=False)
+        except UserError:
+            raise error from None
+
+
+def _decoded(text: str | bytes, limit: int, *, finite: bool) -> Any:
     if len(text) > limit:
         message = _("The text is {size:,} characters long; up to {limit:,} are read.")
         raise UserError(message.format(size=len(text), limit=limit))
 
-    def no_constant(name: str) -> float:
-        if infinity and name == "Infinity":
-            return math.inf
-        raise ValueError(name)
+    def constant(name: str) -> float:
+        if finite:
+            raise ValueError(name)
+        return float(name)
 
-    def finite(digits: str) -> float:
-        number = float(digits)
-        if not math.isfinite(number):
+    def number(digits: str) -> float:
+        value = float(digits)
+        if not math.isfinite(value):
             raise ValueError(digits)
-        return number
+        return value
 
     try:
-        return json.loads(text, parse_constant=no_constant, parse_float=finite)
+        # Files that Windows wrote begin with a byte order mark.
+        unmarked = text.removeprefix("\ufeff") if isinstance(text, str) else text
+        return json.loads(unmarked, parse_constant=constant, parse_float=number)
     except (ValueError, RecursionError) as error:
         where = f" ({error.msg}, line {error.lineno})" if isinstance(error, json.JSONDecodeError) else ""
         raise UserError(_("This is not JSON{where}.").format(where=where)) from None

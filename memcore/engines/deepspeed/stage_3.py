@@ -37,8 +37,10 @@ def terms(plan: Plan) -> list[Term]:
     found += _passing(plan)
     if not plan.optimizer_offloaded:
         group = _sub_group(plan)
-        # Flattened in their own dtype, then cast; the cast of what is FP32 already is no copy.
-        each = width + 4 if width < 4 else width
+        # Flattened in their own dtype, then cast to the master copy's; the cast of what has it already is no copy.
+        master = inputs.states.trained_as.master_dtype
+        last = master.size if master is not None else 4
+        each = width + last if width < last else width
         found += [
             slice_term(
                 plan, width, plan.slice_elements, lambda moment: True, f"{STAGE_3}, grad_partitions_flat_buffer"
@@ -46,7 +48,7 @@ def terms(plan: Plan) -> list[Term]:
             Term(
                 name="step_gradient_copies",
                 category=Category.OPTIMIZER,
-                bytes_at=copies_at(inputs, each * group, 4 * group),
+                bytes_at=copies_at(inputs, each * group, max(width, last) * group),
                 formula=Formula(symbols=rf"{each}\,\min(G, \Psi / N)", numbers=product(each, group)),
                 source=f"{STAGE_3}, _prepare_fp32_grad_for_sub_group: flatten(...).to(...)",
             ),

@@ -176,14 +176,15 @@ def _step_copies(plan: Plan) -> list[Term]:
     if plan.optimizer_offloaded:
         return []
     inputs, width = plan.inputs, plan.grad_bytes
-    cast = 4 if inputs.states.trained_as.master_dtype is not None and width < 4 else 0
+    master = inputs.states.trained_as.master_dtype
+    cast = master.size if master is not None and width < master.size else 0
     each = width + cast
     copies = Term(
         name="step_gradient_copies",
         category=Category.OPTIMIZER,
         bytes_at=copies_at(inputs, each * plan.slice_elements, (cast or width) * plan.slice_elements),
         formula=Formula(symbols=rf"{each}\,\Psi / N", numbers=product(each, plan.slice_elements)),
-        source=f"{STAGE_12}, step: flatten(averaged_gradients), then .to(float32)",
+        source=f"{STAGE_12}, step: flatten(averaged_gradients), then .to the master copy's dtype",
     )
     return [copies, *_norm(plan), *temporaries(plan, plan.slice_elements)]
 

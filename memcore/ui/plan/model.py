@@ -10,7 +10,7 @@ from memcore.configs import normalise_config
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.models import catalogue, catalogue_inventory
-from memcore.scenario import Model, decode_json
+from memcore.scenario import Model, decode_config
 from memcore.settings import settings
 from memcore.ui.plan.values import Values
 from memcore.ui.work import fetch
@@ -45,7 +45,7 @@ def _with_shapes(values: Values) -> dict[str, Any]:
     if not values["w_config"].strip():
         raise UserError(_("No config is given yet: upload a config.json, or paste its text."), "model.config")
     try:
-        return {"config": decode_json(values["w_config"], infinity=True)}
+        return {"config": decode_config(values["w_config"])}
     except UserError as error:
         raise UserError(str(error), "model.config") from None
 
@@ -123,7 +123,7 @@ def _fetch() -> None:
 def _unused_keys(text: str) -> list[str]:
     """Keys of the pasted config that decide nothing here, so that leaving them out is said."""
     try:
-        config = decode_json(text, infinity=True)
+        config = decode_config(text)
     except UserError:
         return []
     if not isinstance(config, dict):
