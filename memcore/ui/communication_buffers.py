@@ -83,7 +83,9 @@ def _one_step(budget: Budget, unit: ByteUnit) -> None:
 
 def _ds_config(budget: Budget, unit: ByteUnit) -> None:
     st.subheader(_("Your ds_config.json"))
-    uploaded = st.file_uploader(_("Upload ds_config.json"), type=["json"], key="ds_upload", max_upload_size=1)
+    uploaded = st.file_uploader(
+        _("Upload ds_config.json"), type=["json", "yaml", "yml"], key="ds_upload", max_upload_size=1
+    )
     pasted = st.text_area(_("or paste its text"), key="w_ds_config", height=120, max_chars=200_000)
     text = uploaded.getvalue() if uploaded is not None else pasted
     given = bool(text.strip())
