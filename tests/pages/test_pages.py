@@ -305,11 +305,15 @@ class TestWidgets:
 
     def test_values_are_kept_on_the_other_pages(self):
         at = change(opened(), w_gpus=32, w_stage=1, w_source="count", w_count="3b", w_unit="GiB")
+        at.session_state["w_more_workload"] = True
+        change(at.run(), w_workload_shifted_copy=True)
         for file in (*FILES[1:], "app.py"):
             at.switch_page(file).run()
             assert at.get_by_key("w_gpus").value == 32
             assert at.get_by_key("w_count").value == "3b"
+            assert at.get_by_key("w_workload_shifted_copy").value
             assert linked(at).parallelism.zero_stage == 1
+            assert linked(at).workload.shifted_copy
             assert parameter(at, "unit") == "GiB"
 
     @pytest.mark.parametrize("number", range(1, len(QUESTIONS) + 1))

@@ -5,9 +5,12 @@ from typing import Any
 
 import streamlit as st
 
+from memcore.engine_options import EngineName
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.scenario import ZeroConfig
-from memcore.ui.plan.values import Values
+from memcore.ui.plan.field import PlanField
+from memcore.ui.plan.values import Values, engine_in
 
 
 def deepspeed_values(zero: ZeroConfig) -> dict[str, Any]:
@@ -50,3 +53,52 @@ def draw_deepspeed(stage: int) -> None:
         st.toggle("overlap_comm", key="w_overlap")
     if stage == 3:
         st.number_input("zero_hpz_partition_size", min_value=1, max_value=1_000_000, step=1, key="w_hpz")
+
+
+def _is_deepspeed(values: Values) -> bool:
+    return engine_in(values) is EngineName.DEEPSPEED
+
+
+def _has_buffer(values: Values) -> bool:
+    return bool(values["w_stage"])
+
+
+def _divides_weights(values: Values) -> bool:
+    return bool(values["w_stage"] == 3)
+
+
+def _of_stage_3(name: str, about: str, least: int = 0) -> PlanField:
+    """A size that only stage 3 reads. At the others it is kept, since it does no harm."""
+    return PlanField(
+        part=ZeroConfig, name=name, label=name, help=about, allowed=_is_deepspeed, shown=_divides_weights, least=least
+    )
+
+
+ZERO_FIELDS = (
+    PlanField(
+        part=ZeroConfig,
+        name="contiguous_gradients",
+        label="contiguous_gradients",
+        help=mark("Gradients are copied into a buffer of the bucket's size as they come; off, there is none."),
+        allowed=_is_deepspeed,
+        shown=_has_buffer,
+    ),
+    _of_stage_3(
+        "sub_group_size",
+        mark("In elements. The optimizer's step takes that many at a time, with their gradients in FP32."),
+        least=1,
+    ),
+    _of_stage_3("stage3_prefetch_bucket_size", mark("In elements. How much is gathered ahead of the module at work.")),
+    _of_stage_3(
+        "stage3_max_live_parameters",
+        mark("In elements. With so many parameters gathered, no more are gathered ahead."),
+    ),
+    _of_stage_3(
+        "stage3_max_reuse_distance",
+        mark("In elements. A parameter that is needed again before so many others stays gathered."),
+    ),
+    _of_stage_3(
+        "stage3_param_persistence_threshold",
+        mark("In elements. Parameters smaller than this are never divided."),
+    ),
+)

@@ -8,9 +8,10 @@ import streamlit as st
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.scenario import DdpConfig, Scenario
-from memcore.ui.plan.deepspeed import deepspeed_config, deepspeed_values, draw_deepspeed
-from memcore.ui.plan.fsdp import draw_fsdp, fsdp_config, fsdp_values
-from memcore.ui.plan.values import Values
+from memcore.ui.plan.deepspeed import ZERO_FIELDS, deepspeed_config, deepspeed_values, draw_deepspeed
+from memcore.ui.plan.field import more
+from memcore.ui.plan.fsdp import FSDP1_FIELDS, draw_fsdp, fsdp_config, fsdp_values
+from memcore.ui.plan.values import Values, engine_in, values_now
 
 # Engines of which groups of ranks that hold the same can be chosen.
 _REPLICAS = (EngineName.FSDP1, EngineName.FSDP2)
@@ -31,7 +32,7 @@ def engine_values(scenario: Scenario) -> dict[str, Any]:
 
 def chosen_parallelism(values: Values) -> dict[str, Any]:
     """The scenario's parallelism."""
-    engine = EngineName(values["w_engine"])
+    engine = engine_in(values)
     chosen: dict[str, Any] = {"engine": engine.value}
     if ENGINE_OPTIONS[engine].stages:
         chosen["zero_stage"] = values["w_stage"]
@@ -42,9 +43,9 @@ def chosen_parallelism(values: Values) -> dict[str, Any]:
 
 def chosen_engine_config(values: Values, base: Mapping[str, Any]) -> dict[str, Any]:
     """The engine's own settings, what no widget edits as `base` has it."""
-    engine = EngineName(values["w_engine"])
+    engine = engine_in(values)
     if engine in (EngineName.FSDP1, EngineName.FSDP2):
-        return fsdp_config(values, engine, base)
+        return fsdp_config(values, engine)
     if engine is EngineName.DDP and values["w_bucket_view"]:
         return {"gradient_as_bucket_view": True}
     return deepspeed_config(values, base) if ENGINE_OPTIONS[engine].stages else {}
@@ -55,7 +56,7 @@ def draw_engine() -> None:
     engines = {name.value: options.label for name, options in ENGINE_OPTIONS.items()}
     engines[EngineName.SINGLE.value] = _("single GPU")
     st.selectbox(_("Engine"), list(engines), key="w_engine", format_func=engines.__getitem__)
-    engine = EngineName(st.session_state["w_engine"])
+    engine = engine_in(values_now())
     if stages := ENGINE_OPTIONS[engine].stages:
         st.segmented_control(_("ZeRO stage"), list(stages), key="w_stage", required=True)
         draw_deepspeed(st.session_state["w_stage"])
@@ -63,3 +64,7 @@ def draw_engine() -> None:
         st.toggle("gradient_as_bucket_view", key="w_bucket_view")
     if engine in (EngineName.FSDP1, EngineName.FSDP2):
         draw_fsdp(engine)
+    more("parallelism", ENGINE_FIELDS)
+
+
+ENGINE_FIELDS = (*ZERO_FIELDS, *FSDP1_FIELDS)

@@ -1,14 +1,15 @@
 """FSDP's settings in the sidebar, the older one's and FSDP2's."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
 from memcore.engine_options import EngineName
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.scenario import Fsdp1Config, Fsdp2Config, Method, Scenario
-from memcore.ui.plan.values import Values
+from memcore.ui.plan.field import PlanField
+from memcore.ui.plan.values import Values, adapts, engine_in
 
 
 def fsdp_values(scenario: Scenario) -> dict[str, Any]:
@@ -26,8 +27,8 @@ def fsdp_values(scenario: Scenario) -> dict[str, Any]:
     }
 
 
-def fsdp_config(values: Values, engine: EngineName, base: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's own settings, those at their defaults left out; of FSDP1 those that no widget edits are `base`'s.
+def fsdp_config(values: Values, engine: EngineName) -> dict[str, Any]:
+    """The engine's own settings, those at their defaults left out.
 
     What does nothing beside the rest of the widgets (adapters without adapters) is left out.
     """
@@ -42,10 +43,8 @@ def fsdp_config(values: Values, engine: EngineName, base: Mapping[str, Any]) -> 
         "no_sync": values["w_no_sync"] and values["w_accum"] > 1 and not values["w_fsdp_offload"],
         "checkpoint_around_units": values["w_around"] and values["w_checkpointing"] not in ("none", "attention"),
     }
-    names = ("use_orig_params", "backward_prefetch", "forward_prefetch", *(["autocast"] if full else []))
-    kept = {name: base[name] for name in names if name in base}
     defaults = Fsdp1Config()
-    return {name: value for name, value in {**kept, **own}.items() if value != getattr(defaults, name)}
+    return {name: value for name, value in own.items() if value != getattr(defaults, name)}
 
 
 def draw_fsdp(engine: EngineName) -> None:
@@ -101,3 +100,54 @@ def _fsdp2_units() -> None:
             format_func=lambda name: kept.get(name, _("nothing")),
             help=_("torchtitan keeps its last unit gathered from the forward to the backward, which follows at once."),
         )  # fmt: skip
+
+
+def _is_fsdp1(values: Values) -> bool:
+    return engine_in(values) is EngineName.FSDP1
+
+
+def _gathers(values: Values) -> bool:
+    """Not NO_SHARD, whose ranks hold everything whole."""
+    return bool(values["w_replicate"] < values["w_gpus"])
+
+
+def _prefetches(_values: Values) -> dict[str, str]:
+    return {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST", "none": _("none")}
+
+
+FSDP1_FIELDS = (
+    PlanField(
+        part=Fsdp1Config,
+        name="backward_prefetch",
+        label="backward_prefetch",
+        help=mark(
+            "When the next unit's weights are gathered in the backward: before a unit's gradients are computed, after "
+            "them, or only when they are needed."
+        ),
+        allowed=_is_fsdp1,
+        shown=_gathers,
+        choices=_prefetches,
+    ),
+    PlanField(
+        part=Fsdp1Config,
+        name="forward_prefetch",
+        label="forward_prefetch",
+        help=mark("The next unit's weights are gathered before a unit's forward runs: two units are whole at once."),
+        allowed=_is_fsdp1,
+        shown=_gathers,
+    ),
+    PlanField(
+        part=Fsdp1Config,
+        name="use_orig_params",
+        label="use_orig_params",
+        help=mark("Parameters stay tensors of their own, views of their unit's flat one; frozen and trained can mix."),
+        allowed=_is_fsdp1,
+    ),
+    PlanField(
+        part=Fsdp1Config,
+        name="autocast",
+        label=mark("Autocast around the forward"),
+        help=mark("torch.autocast beside FSDP's own mixed precision, as accelerate has it."),
+        allowed=lambda values: _is_fsdp1(values) and not adapts(values),
+    ),
+)

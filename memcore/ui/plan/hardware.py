@@ -8,8 +8,10 @@ import streamlit as st
 from memcore.engine_options import EngineName
 from memcore.hardware import accelerators
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.scenario import Hardware
-from memcore.ui.plan.values import Values
+from memcore.ui.plan.field import PlanField, draw
+from memcore.ui.plan.values import Values, engine_in, values_now
 
 
 def hardware_values(hardware: Hardware) -> dict[str, Any]:
@@ -24,7 +26,7 @@ def hardware_values(hardware: Hardware) -> dict[str, Any]:
 
 def chosen_hardware(values: Values, base: Mapping[str, Any]) -> dict[str, Any]:
     """The scenario's hardware, what no widget edits as `base` has it."""
-    gpus = 1 if values["w_engine"] == EngineName.SINGLE else values["w_gpus"]
+    gpus = 1 if engine_in(values) is EngineName.SINGLE else values["w_gpus"]
     return {**base, "gpu": values["w_gpu"], "gpus": gpus, "gpus_per_node": min(values["w_node"], gpus)}
 
 
@@ -32,7 +34,21 @@ def draw_hardware() -> None:
     """The widgets."""
     labels = {name: device.label for name, device in accelerators().items()}
     st.selectbox(_("Accelerator"), list(labels), key="w_gpu", format_func=labels.__getitem__)
-    single = st.session_state["w_engine"] == EngineName.SINGLE
+    single = engine_in(values_now()) is EngineName.SINGLE
     left, right = st.columns(2)
     left.number_input(_("GPUs"), min_value=1, max_value=1_000_000, step=1, key="w_gpus", disabled=single)
     right.number_input(_("per node"), min_value=1, max_value=1_000_000, step=1, key="w_node", disabled=single)
+    draw(HARDWARE_FIELDS)
+
+
+HARDWARE_FIELDS = (
+    PlanField(
+        part=Hardware,
+        name="expandable_segments",
+        label="expandable_segments",
+        help=mark(
+            "Of PYTORCH_CUDA_ALLOC_CONF: the caching allocator's segments grow, instead of one for each large block. "
+            "It decides what is reserved beside what tensors take."
+        ),
+    ),
+)

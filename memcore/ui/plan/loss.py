@@ -6,36 +6,23 @@ import streamlit as st
 
 from memcore.explain import LOSS_LABELS, UPCAST_LABELS
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.scenario import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, Workload
-from memcore.ui.plan.values import Values
-
-# What is usual for the loss, as a value that a select box can hold.
-USUAL = "usual"
+from memcore.ui.plan.field import USUAL, PlanField
+from memcore.ui.plan.values import Values, has_shapes, is_nf4
 
 
 def loss_values(workload: Workload) -> dict[str, Any]:
     """The value of each widget of the loss."""
-    return {
-        "w_loss": workload.loss.value,
-        "w_loss_chunks": workload.num_loss_chunks,
-        "w_upcast": workload.logits_upcast.value if workload.logits_upcast else USUAL,
-        "w_shifted": workload.shifted_copy,
-        "w_retained": workload.logits_retained,
-        "w_loss_compiled": workload.loss_compiled,
-    }
+    return {"w_loss": workload.loss.value, "w_loss_chunks": workload.num_loss_chunks}
 
 
 def chosen_loss(values: Values) -> dict[str, Any]:
     """The workload's fields from the widgets' values; of those that do nothing for the loss, the defaults."""
-    loss = Loss(values["w_loss"])
-    chunks, upcast = values["w_loss_chunks"], values["w_upcast"]
+    loss, chunks = Loss(values["w_loss"]), values["w_loss_chunks"]
     return {
         "loss": loss.value,
         "loss_chunks": chunks if loss in IN_CHUNKS and chunks != DEFAULT_CHUNKS else None,
-        "logits_upcast": upcast if upcast in _upcasts(loss) else None,
-        "shifted_copy": values["w_shifted"] and loss is not Loss.CHUNKED,
-        "logits_retained": values["w_retained"] and loss is not Loss.FUSED,
-        "loss_compiled": values["w_loss_compiled"] and loss not in OWN_KERNELS,
     }
 
 
@@ -43,28 +30,79 @@ def draw_loss() -> None:
     """The widgets."""
     labels = {name: _(label) for name, label in LOSS_LABELS.items()}
     st.selectbox(_("Loss"), list(labels), key="w_loss", format_func=labels.__getitem__)
-    loss = Loss(st.session_state["w_loss"])
-    if loss in IN_CHUNKS:
+    if Loss(st.session_state["w_loss"]) in IN_CHUNKS:
         st.number_input(_("Chunks of the loss"), min_value=1, max_value=65_536, step=1, key="w_loss_chunks")
-    upcasts = {USUAL: _("as its newest libraries do"), **{name: _(UPCAST_LABELS[name]) for name in _upcasts(loss)}}
-    if st.session_state["w_upcast"] not in upcasts:
-        st.session_state["w_upcast"] = USUAL
-    st.selectbox(_("Logits to FP32"), list(upcasts), key="w_upcast", format_func=upcasts.__getitem__)
-    if loss is not Loss.CHUNKED:
-        st.checkbox(
-            _("Shifted by a copy"),
-            key="w_shifted",
-            help=_("As transformers before 4.49 does; newer ones shift labels."),
-        )
-    if loss not in OWN_KERNELS:
-        st.checkbox(_("Loss compiled"), key="w_loss_compiled", help=_("The loss function, by torch.compile."))
-    if loss is not Loss.FUSED:
-        st.checkbox(
-            _("Logits held"),
-            key="w_retained",
-            help=_("The training loop keeps the model's output until the backward is done."),
-        )
 
 
-def _upcasts(loss: Loss) -> list[str]:
-    return [each.value for each in Upcast if not (loss is Loss.FUSED and each is Upcast.MODEL)]
+def _upcasts(values: Values) -> dict[str, str]:
+    fused = values["w_loss"] == Loss.FUSED
+    known = {each.value: _(UPCAST_LABELS[each]) for each in Upcast if not (fused and each is Upcast.MODEL)}
+    return {USUAL: _("as its newest libraries do"), **known}
+
+
+def _can_copy(values: Values) -> bool:
+    return bool(values["w_loss"] != Loss.CHUNKED)
+
+
+def _can_compile(values: Values) -> bool:
+    """Not kernels of their own, nor what copies."""
+    copies = values["w_workload_shifted_copy"] and _can_copy(values)
+    return values["w_loss"] not in OWN_KERNELS and not copies
+
+
+def _holds_inputs(values: Values) -> bool:
+    """Something is left of a graph whose backward is done: inputs that packed products keep."""
+    return bool(is_nf4(values) and values["w_recipe_keeps_packed_inputs"] and values["w_checkpointing"] == "none")
+
+
+LOSS_FIELDS = (
+    PlanField(
+        part=Workload,
+        name="logits_upcast",
+        label=mark("Logits to FP32"),
+        help=mark(
+            "Where 16-bit logits become FP32: in the model's forward, in the loss beside the others, or nowhere."
+        ),
+        choices=_upcasts,
+    ),
+    PlanField(
+        part=Workload,
+        name="shifted_copy",
+        label=mark("Shifted by a copy"),
+        help=mark("As transformers before 4.49 does; newer ones shift labels."),
+        allowed=_can_copy,
+    ),
+    PlanField(
+        part=Workload,
+        name="loss_compiled",
+        label=mark("Loss compiled"),
+        help=mark("The loss function, by torch.compile."),
+        allowed=_can_compile,
+    ),
+    PlanField(
+        part=Workload,
+        name="logits_retained",
+        label=mark("Logits held"),
+        help=mark("The training loop keeps the model's output until the backward is done."),
+        shown=lambda values: values["w_loss"] != Loss.FUSED,
+    ),
+    PlanField(
+        part=Workload,
+        name="use_cache",
+        label="use_cache",
+        help=mark(
+            "The model's output holds every layer's keys and values too, as for generation, until the loss is known."
+        ),
+        shown=has_shapes,
+    ),
+    PlanField(
+        part=Workload,
+        name="last_loss_held",
+        label=mark("Last step's loss held"),
+        help=mark(
+            "The training loop's variables hold a step's loss until the next one is there, and with it the inputs that "
+            "packed products keep."
+        ),
+        allowed=_holds_inputs,
+    ),
+)

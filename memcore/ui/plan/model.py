@@ -1,23 +1,26 @@
 """The model in the sidebar: a catalogue name, a parameter count or a config.json, and whose code computes it."""
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import streamlit as st
 
 from memcore.configs import normalise_config
 from memcore.errors import UserError
+from memcore.experts import expert_projections
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.models import catalogue, catalogue_inventory
 from memcore.scenario import Model, decode_config
 from memcore.settings import settings
-from memcore.ui.plan.values import Values
+from memcore.ui.plan.field import PlanField, draw
+from memcore.ui.plan.values import CATALOGUE, CONFIG, COUNT, Values
 from memcore.ui.work import fetch
 from memcore.units import format_count
 
-CATALOGUE, COUNT, CONFIG = "catalogue", "count", "config"
 DEFAULT_NAME = "meta-llama/Llama-3.1-8B"
+# What a config calls the number of its experts, family by family.
+_NUM_EXPERTS = ('"num_local_experts"', '"num_experts"', '"n_routed_experts"')
 
 
 def model_values(model: Model) -> dict[str, Any]:
@@ -31,12 +34,12 @@ def model_values(model: Model) -> dict[str, Any]:
     }
 
 
-def chosen_model(values: Values, base: Mapping[str, Any]) -> dict[str, Any]:
+def chosen_model(values: Values) -> dict[str, Any]:
     """The scenario's model. Raises UserError where no config can be read."""
     if values["w_source"] == COUNT:
         return {"n_params": values["w_count"]}
     code = {} if values["w_code"] == "transformers" else {"code": values["w_code"]}
-    return _with_experts({**_with_shapes(values), **code}, base)
+    return {**_with_shapes(values), **code}
 
 
 def _with_shapes(values: Values) -> dict[str, Any]:
@@ -50,10 +53,16 @@ def _with_shapes(values: Values) -> dict[str, Any]:
         raise UserError(str(error), "model.config") from None
 
 
-def _with_experts(model: dict[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    """The same model keeps what was said of its experts."""
-    same = {key: value for key, value in base.items() if key != "experts"} == model
-    return {**model, "experts": base["experts"]} if same and "experts" in base else model
+def _had_separate_experts(values: Values) -> bool:
+    """Whether the model is a mixture whose experts once were modules of their own; of a config as far as it says."""
+    if values["w_source"] == CATALOGUE:
+        inventory = catalogue_inventory(values["w_name"])
+        return inventory is not None and expert_projections(inventory.fused_experts) is not None
+    return values["w_source"] == CONFIG and any(name in values["w_config"] for name in _NUM_EXPERTS)
+
+
+def _experts(_values: Values) -> dict[str, str]:
+    return {"stacked": _("stacked in one parameter"), "separate": _("modules of their own")}
 
 
 def draw_model() -> None:
@@ -74,6 +83,7 @@ def draw_model() -> None:
     if source != COUNT:
         codes = ["transformers", "litgpt"]
         st.selectbox(_("Model code"), codes, key="w_code", help=_("Whose code computes it: they keep other tensors."))
+    draw(MODEL_FIELDS)
 
 
 def _about_model(name: str) -> None:
@@ -129,3 +139,19 @@ def _unused_keys(text: str) -> list[str]:
     if not isinstance(config, dict):
         return []
     return sorted(str(key)[:60] for key in config.keys() - normalise_config(config).keys())[:20]
+
+
+MODEL_FIELDS = (
+    PlanField(
+        part=Model,
+        name="experts",
+        label=mark("Experts"),
+        help=mark(
+            "How a mixture's experts are held: stacked in one parameter and run together, as transformers 5 has them, "
+            "or each in modules of its own that run one after the other, as version 4 had them. Only the latter are "
+            "packed in 4 bits."
+        ),
+        allowed=_had_separate_experts,
+        choices=_experts,
+    ),
+)

@@ -8,8 +8,7 @@ import streamlit as st
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.scenario import Device, Offload
-from memcore.ui.plan.model import COUNT
-from memcore.ui.plan.values import Values, values_now
+from memcore.ui.plan.values import Values, engine_in, has_shapes, values_now
 
 
 def offload_values(offload: Offload) -> dict[str, Any]:
@@ -32,11 +31,11 @@ def chosen_offload(values: Values) -> dict[str, Any]:
 
 def states_can(values: Values) -> bool:
     """Whether the engine can offload optimizer states and weights."""
-    return ENGINE_OPTIONS[EngineName(values["w_engine"])].offloads
+    return ENGINE_OPTIONS[engine_in(values)].offloads
 
 
 def _activations_can(values: Values) -> bool:
-    return bool(values["w_engine"] == EngineName.SINGLE and values["w_source"] != COUNT)
+    return engine_in(values) is EngineName.SINGLE and has_shapes(values)
 
 
 def draw_offload() -> None:

@@ -8,7 +8,7 @@ from memcore.engine_options import EngineName
 from memcore.i18n import gettext as _
 from memcore.optimizers import OPTIMIZERS, OptimizerName
 from memcore.scenario import Optimizer
-from memcore.ui.plan.values import Values
+from memcore.ui.plan.values import Values, adapts, engine_in, has_shapes, values_now
 
 # The engine's own choice, as a value that a select box can hold.
 _ENGINE_DEFAULT = "default"
@@ -29,12 +29,18 @@ def optimizer_values(optimizer: Optimizer) -> dict[str, Any]:
 def chosen_optimizer(values: Values) -> dict[str, Any]:
     """The recipe's optimizer."""
     switches = [("w_8bit", "bits", 8), ("w_paged", "paged", True), ("w_momentum", "momentum", True)]
-    if values["w_engine"] == EngineName.SINGLE:
+    if _can_step_early(values):
         switches.append(("w_in_backward", "in_backward", True))
     optimizer = {"name": values["w_optimizer"], **{field: value for key, field, value in switches if values[key]}}
     if values["w_implementation"] != _ENGINE_DEFAULT and OPTIMIZERS[OptimizerName(values["w_optimizer"])].in_torch:
         optimizer["implementation"] = values["w_implementation"]
     return optimizer
+
+
+def _can_step_early(values: Values) -> bool:
+    """One GPU's gradients are complete when they are made, unless micro-steps wait for each other."""
+    alone = engine_in(values) is EngineName.SINGLE and values["w_accum"] == 1
+    return alone and has_shapes(values) and not adapts(values)
 
 
 def draw_optimizer() -> None:
@@ -49,7 +55,7 @@ def draw_optimizer() -> None:
         right.toggle(_("paged"), key="w_paged")
     if name is OptimizerName.SGD or st.session_state["w_momentum"]:
         st.toggle(_("momentum"), key="w_momentum")
-    if st.session_state["w_engine"] == EngineName.SINGLE:
+    if _can_step_early(values_now()):
         st.toggle(
             _("Step in the backward"),
             key="w_in_backward",

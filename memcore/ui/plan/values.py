@@ -5,9 +5,39 @@ from typing import Any, cast
 
 import streamlit as st
 
+from memcore.engine_options import EngineName
+from memcore.scenario import Method, Quantization
+
+# The ways to give a model.
+CATALOGUE, COUNT, CONFIG = "catalogue", "count", "config"
 Values = Mapping[str, Any]
 
 
 def values_now() -> Values:
     """Those of the current session."""
     return cast(Values, st.session_state)
+
+
+def engine_in(values: Values) -> EngineName:
+    """The chosen engine."""
+    return EngineName(values["w_engine"])
+
+
+def has_shapes(values: Values) -> bool:
+    """Whether more than a number of parameters is known of the model, as far as its widgets say."""
+    return bool(values["w_source"] != COUNT)
+
+
+def adapts(values: Values) -> bool:
+    """Whether adapters are trained."""
+    return bool(values["w_method"] != Method.FULL)
+
+
+def is_nf4(values: Values) -> bool:
+    """Whether the base is packed by bitsandbytes."""
+    return quantization_in(values) in (Quantization.NF4, Quantization.NF4_DOUBLE_QUANT)
+
+
+def quantization_in(values: Values) -> Quantization | None:
+    """How the base is packed, where it is."""
+    return Quantization(values["w_quantization"]) if values["w_method"] == Method.QLORA else None

@@ -8,7 +8,8 @@ import streamlit as st
 from memcore.explain import ATTENTION_LABELS, FUSED_LABELS, OPERATION_LABELS
 from memcore.i18n import gettext as _
 from memcore.scenario import Workload
-from memcore.ui.plan.loss import chosen_loss, draw_loss, loss_values
+from memcore.ui.plan.field import more
+from memcore.ui.plan.loss import LOSS_FIELDS, chosen_loss, draw_loss, loss_values
 from memcore.ui.plan.offload import draw_saved_activations
 from memcore.ui.plan.values import Values
 
@@ -89,6 +90,7 @@ def draw_workload() -> None:
         key="w_accum",
         help=_("Above 1, gradients stay alive from one micro-step to the next."),
     )
+    more("workload", LOSS_FIELDS)
 
 
 def _draw_checkpointing() -> None:
