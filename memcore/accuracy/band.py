@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil
 
-from memcore.accuracy.scored import Figure, ScoredRun, published
+from memcore.accuracy.scored import OF_A_STEP, Figure, ScoredRun, published
 from memcore.terms import EvidenceKind
 
 # Fewer runs than these say too little, and the band is the wide one.
@@ -37,9 +37,7 @@ class Band:
 
 
 @cache
-def band_for(
-    engine: str, method: str, evidence: EvidenceKind | None, figures: tuple[Figure, ...] = tuple(Figure)
-) -> Band:
+def band_for(engine: str, method: str, evidence: EvidenceKind | None, figures: tuple[Figure, ...] = OF_A_STEP) -> Band:
     """The band of a prediction. `evidence`: where its activations come from; None where they are not counted, which
     no published run is predicted without. `figures`: which may have been measured, the preferred first."""
     return earned_band(published().runs, engine, method, evidence, figures)
@@ -50,7 +48,7 @@ def earned_band(
     engine: str,
     method: str,
     evidence: EvidenceKind | None,
-    figures: Sequence[Figure] = tuple(Figure),
+    figures: Sequence[Figure] = OF_A_STEP,
 ) -> Band:
     """The band that runs of the same engine and method give, of the first of the `figures` that enough of them have.
 

@@ -15,18 +15,23 @@ from memcore.terms import EvidenceKind
 
 
 class Figure(StrEnum):
-    """The kind of figure that was measured: what tensors take, or what the allocator holds of the card for them."""
+    """The kind of figure that was measured: what tensors take, or what the allocator holds of the card for them; or
+    what layers take beyond their weights, where nothing else of a step ran."""
 
     TENSORS = "tensors"
     CARD = "card"
+    ACTIVATIONS = "activations"
 
 
-# Where the metric is not known, the figure is of neither kind.
+# What a whole step takes, the preferred figure first.
+OF_A_STEP = (Figure.TENSORS, Figure.CARD)
+# Where the metric is not known, the figure is of no kind.
 FIGURES = {
     "allocated": Figure.TENSORS,
     "active": Figure.TENSORS,
     "reserved": Figure.CARD,
     "nvidia_smi": Figure.CARD,
+    "activations": Figure.ACTIVATIONS,
 }
 
 
@@ -37,7 +42,8 @@ _COMMIT = "commit-message"
 class ScoredRun:
     """A measured run beside its prediction, in bytes per GPU.
 
-    `metric`: what was measured, by the published format's name. `predicted`: None where the run has no prediction;
+    `metric`: what was measured, by the published format's name, or "activations" for what layers alone took beyond
+    weights and inputs. `predicted`: None where the run has no prediction;
     then `status` says what became of it. `evidence`: where the prediction's activations come from. `by_formula`: the
     prediction by closed forms alone; None where these do not stand for the run. `source`: as in the published format,
     empty for a run of one's own. `device`: where it ran, such as ``cuda`` or ``cpu``.

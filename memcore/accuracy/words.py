@@ -6,7 +6,7 @@ from memcore.accuracy.nearest import Like, nearest
 from memcore.accuracy.scored import Figure, ScoredRun, published
 from memcore.budget import Budget, Missing
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
-from memcore.explain import METHOD_LABELS, VERDICT_LABELS
+from memcore.explain import EVIDENCE_LABELS, METHOD_LABELS, VERDICT_LABELS
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Method
@@ -16,12 +16,14 @@ from memcore.units import ByteUnit, format_bytes, format_count
 FIGURE_LABELS = {
     Figure.TENSORS: mark("what tensors take"),
     Figure.CARD: mark("what the allocator holds of the card"),
+    Figure.ACTIVATIONS: mark("what layers alone take beyond their weights"),
 }
 METRIC_LABELS = {
     "allocated": mark("allocated"),
     "active": mark("active"),
     "reserved": mark("reserved"),
     "nvidia_smi": mark("nvidia-smi"),
+    "activations": mark("activations"),
     "unknown": mark("not known"),
 }
 # Engines of published runs by the names that they go by; the project's own have theirs.
@@ -44,6 +46,13 @@ def engine_label(name: str) -> str:
 def method_label(name: str) -> str:
     """The method's name as it is written."""
     return _(METHOD_LABELS[Method(name)]) if name in set(Method) else name
+
+
+def evidence_label(name: str | None) -> str:
+    """What a prediction rests on, as it is written."""
+    if name is None:
+        return "-"
+    return _(EVIDENCE_LABELS[EvidenceKind(name)]) if name in set(EvidenceKind) else name
 
 
 def band_sentence(budget: Budget) -> str:

@@ -1,12 +1,13 @@
 """The command ``python -m memcore bench``: a sweep, its table and its store, without a browser."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import sleep
 from typing import Any
 
 from memcore.bench.curves import Ask, formula_bytes, predicted_k
 from memcore.bench.findings import findings
+from memcore.bench.measurement import Measurement
 from memcore.bench.report import sweep_report, sweep_text
 from memcore.bench.results import Result
 from memcore.bench.running import RunningSweep, State, find_device, measuring_lane
@@ -19,6 +20,8 @@ from memcore.columns import say
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.scenario import MAX_SCENARIO_CHARS, Scenario, decode_json, parse_scenario
+from memcore.score.own import rows_data
+from memcore.score.points import point_rows
 from memcore.settings import settings
 from memcore.units import ByteUnit
 
@@ -38,6 +41,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--import", dest="taken_in", metavar="FILE", help=_("keep the measurements of an export"))
     dtypes = ("fp32", "bf16", "fp16")
     parser.add_argument("--dtype", choices=dtypes, help=_("measure in this dtype, whatever is usual on the device"))
+    about_own = _("write what was measured as runs of one's own instead, as home's scoreboard takes them")
+    parser.add_argument("--own-runs", action="store_true", help=about_own)
     parser.add_argument("--known", action="store_true", help=_("do not measure again what this device has measured"))
 
 
@@ -46,8 +51,10 @@ def answer(args: argparse.Namespace, ask: Ask, read: Read) -> dict[str, Any] | s
     store = Store(settings().store_path)
     if args.sweep is None and (args.scenario or args.model or args.dtype or args.known):
         raise UserError(_("A scenario, --model, --dtype and --known go with --sweep alone."))
+    if args.own_runs and args.taken_in is not None:
+        raise UserError(_("--own-runs goes with --sweep or --export."))
     if args.export:
-        return store.export()
+        return _own_runs(store.everything(), ask) if args.own_runs else store.export()
     if args.taken_in is not None:
         data = decode_json(read(args.taken_in, MAX_EXPORT_CHARS), MAX_EXPORT_CHARS)
         count = store.take_in(data)
@@ -75,14 +82,23 @@ def _sweep(args: argparse.Namespace, store: Store, scenario: Scenario, ask: Ask)
         state = _finish(running)
     finally:
         lane.close()
+    if state.progress.complaint:
+        say(state.progress.complaint)
+    if args.own_runs:
+        return _own_runs(state.measured.values(), ask)
     formulas = formula_bytes(sweep, ask)
     found = findings(sweep, state.measured, predicted_k(sweep, ask))
     result = Result(sweep=sweep, device=device, measured=state.measured)
-    if state.progress.complaint:
-        say(state.progress.complaint)
     if args.json:
         return sweep_report(result, formulas, found)
     return sweep_text(result, formulas, found, ByteUnit(args.unit))
+
+
+def _own_runs(measured: Iterable[Measurement], ask: Ask) -> dict[str, Any]:
+    rows = point_rows(measured, ask)
+    if not rows:
+        raise UserError(_("Nothing that was measured has a prediction to lie beside."))
+    return rows_data(rows)
 
 
 def _finish(running: RunningSweep) -> State:

@@ -5,6 +5,7 @@ forms as a whole scenario.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -22,14 +23,30 @@ Ask = Callable[[str, dict[str, Any]], Mapping[str, Any]]
 _CONVENTIONS = {"fp32": "fp32", "bf16": "pure_bf16", "fp16": "pure_fp16"}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Closed:
+    """What is known of a case without running it: its parameters, and its peak in bytes, None where no closed form
+    stands for it."""
+
+    n_params: int
+    peak_bytes: int | None
+
+
+def closed_form(case: Case, ask: Ask) -> Closed | None:
+    """The case in closed form; None for attention alone, and for layers that cannot be counted."""
+    if case.part is Part.PROJECTIONS:
+        return Closed(n_params=case.num_layers * case.hidden_size**2, peak_bytes=_of_stack(case))
+    budget = _budget(case, ask) if case.part is Part.LAYERS else None
+    if budget is None or budget.inventory is None:
+        return None
+    counted = sum(block.numel for block in budget.inventory.layers)
+    return Closed(n_params=counted, peak_bytes=activations_at_most(budget) or None)
+
+
 def formula_bytes(sweep: Sweep, ask: Ask) -> dict[str, int]:
     """What the closed form says of each case's peak, by the case's key; cases without one are left out."""
-    found = {}
-    for case in sweep.cases:
-        num_bytes = _of_stack(case) if case.part is Part.PROJECTIONS else _of_layers(case, ask)
-        if num_bytes:
-            found[case.key] = num_bytes
-    return found
+    found = ((case.key, closed_form(case, ask)) for case in sweep.cases)
+    return {key: form.peak_bytes for key, form in found if form is not None and form.peak_bytes is not None}
 
 
 def predicted_k(sweep: Sweep, ask: Ask) -> int | None:
@@ -52,11 +69,6 @@ def _of_stack(case: Case) -> int:
         return one * case.num_layers
     num_segments = len(set(groups))
     return one * (num_segments + ceil(case.num_layers / num_segments))
-
-
-def _of_layers(case: Case, ask: Ask) -> int:
-    budget = _budget(case, ask) if case.part is Part.LAYERS else None
-    return 0 if budget is None else activations_at_most(budget)
 
 
 def _budget(case: Case, ask: Ask) -> Budget | None:

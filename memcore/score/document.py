@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 
 from memcore.accuracy.band import WIDE_PERCENT, Band, earned_band
-from memcore.accuracy.scored import Figure, Published, ScoredRun
+from memcore.accuracy.scored import OF_A_STEP, Published, ScoredRun
 from memcore.score.reasons import kind_of, reason_of
 from memcore.score.scoring import Score, Status
 from memcore.score.summary import Figures, by_group, by_regime, macro_median, reasons
@@ -86,7 +86,7 @@ def _bands(rows: Sequence[ScoredRun]) -> str:
     lines = []
     for engine, method in sorted({(row.engine, row.method) for row in rows if row.predicted is not None}):
         for evidence in (EvidenceKind.TRACE, EvidenceKind.FORMULA):
-            bands = [earned_band(rows, engine, method, evidence, (figure,)) for figure in Figure]
+            bands = [earned_band(rows, engine, method, evidence, (figure,)) for figure in OF_A_STEP]
             bands.append(earned_band(rows, engine, method, evidence))
             lines.append([engine, method, evidence.value, *map(_band, bands)])
     return _table(["engine", "method", "evidence", "allocated", "reserved", "verdict"], lines)

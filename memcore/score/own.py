@@ -58,10 +58,14 @@ def _read_rows(data: object) -> tuple[ScoredRun, ...]:
     return rows
 
 
+def rows_data(rows: Iterable[ScoredRun]) -> dict[str, Any]:
+    """The rows as JSON data, which :func:`read_given` reads."""
+    return {_FORMAT: 1, "predicted_as_of": published().date, "runs": [asdict(row) for row in rows]}
+
+
 def export_rows(rows: Iterable[ScoredRun]) -> str:
-    """The rows as a file that :func:`read_given` reads."""
-    data = {_FORMAT: 1, "predicted_as_of": published().date, "runs": [asdict(row) for row in rows]}
-    return json.dumps(data, indent=1, ensure_ascii=False)
+    """The same as a file."""
+    return json.dumps(rows_data(rows), indent=1, ensure_ascii=False)
 
 
 def with_rows(old: Iterable[ScoredRun], new: Iterable[ScoredRun]) -> tuple[ScoredRun, ...]:

@@ -41,8 +41,9 @@ _KINDS = ("allocated", "reserved", "other")
 
 
 def kind_of(run: ScoredRun) -> str:
-    """The group of what was measured that the run is in, gold runs and FSDP2's lines aside."""
-    return next(name for name in _KINDS if GROUPS[name](run))
+    """The group of what was measured that the run is in, gold runs and FSDP2's lines aside; the metric itself where
+    no published run has it."""
+    return next((name for name in _KINDS if GROUPS[name](run)), run.metric)
 
 
 def reason_of(run: ScoredRun) -> str | None:

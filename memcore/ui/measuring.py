@@ -4,8 +4,6 @@ A sweep runs in the heavy lane. A fragment of its own looks at it every second, 
 somebody is still there: the rest of the page is drawn again only when the sweep has ended.
 """
 
-import json
-
 import streamlit as st
 
 from memcore.bench.curves import formula_bytes, predicted_k
@@ -16,7 +14,7 @@ from memcore.bench.report import HEADINGS, case_rows, where_measured
 from memcore.bench.results import Result, known_results, with_run
 from memcore.bench.running import RunningSweep, State, find_device, measuring_lane
 from memcore.bench.slices import make_slice
-from memcore.bench.store import MAX_EXPORT_CHARS, Store
+from memcore.bench.store import Store
 from memcore.bench.sweeps import SweepKind, plan
 from memcore.bench.words import (
     SWEEP_LABELS,
@@ -32,10 +30,10 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.i18n import use_language
 from memcore.jobs import HeavyLane
-from memcore.scenario import decode_json
 from memcore.settings import settings
 from memcore.ui import charts, measured_charts
 from memcore.ui.cards import table
+from memcore.ui.measured_exchange import exchange, take
 from memcore.ui.state import LANGUAGE
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit, format_bytes
@@ -43,9 +41,9 @@ from memcore.units import ByteUnit, format_bytes
 ANCHOR = "measured"
 # How often a page looks at its sweep.
 _LOOK_S = 1.0
-# Of this session: the sweep that runs, the last one that ended, the one that was just asked for, and what was said of
-# an import. The widget that keeps its value over page switches is the kind of sweep.
-_RUNNING, _ENDED, _ASKED, _TAKEN_IN = "sweep_running", "sweep_ended", "sweep_asked", "sweep_taken_in"
+# Of this session: the sweep that runs, the last one that ended, and the one that was just asked for. The widget that
+# keeps its value over page switches is the kind of sweep.
+_RUNNING, _ENDED, _ASKED = "sweep_running", "sweep_ended", "sweep_asked"
 _KIND = "w_sweep"
 
 
@@ -89,7 +87,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
         _results(budget, SweepKind(chosen or SweepKind.SEQUENCE), unit)
     except UserError as error:
         st.warning(str(error), icon=":material/database_off:")
-    _exchange()
+    exchange(_store())
 
 
 def _kind_label(kind: str) -> str:
@@ -197,6 +195,7 @@ def _results(budget: Budget, kind: SweepKind, unit: ByteUnit) -> None:
     _charts(result, formulas, found, unit)
     _notes(result)
     _table(result, formulas, unit)
+    take(result, formulas)
 
 
 def _last_run(ended: RunningSweep) -> None:
@@ -275,35 +274,3 @@ def _table(result: Result, formulas: dict[str, int], unit: ByteUnit) -> None:
                 "flash change memory, not results."
             )
         )
-
-
-# Export and import
-
-
-def _exchange() -> None:
-    with st.expander(_("Export and import"), key="measured_exchange", icon=":material/swap_vert:"):
-        st.download_button(
-            _("All measurements (JSON)"),
-            lambda: json.dumps(_store().export(), ensure_ascii=False),
-            "memcore-measurements.json",
-            "application/json",
-            on_click="ignore",
-            icon=":material/download:",
-        )
-        if settings().may_take_in:
-            st.file_uploader(_("Measurements of another machine"), "json", key="measure_import", on_change=_take_in)
-        if _TAKEN_IN in st.session_state:
-            st.markdown(st.session_state.pop(_TAKEN_IN))
-
-
-def _take_in() -> None:
-    """A callback: keep what an export has."""
-    given = st.session_state["measure_import"]
-    if given is None:
-        return
-    try:
-        count = _store().take_in(decode_json(given.getvalue().decode("utf-8", "replace"), MAX_EXPORT_CHARS))
-        said = _("{count} measurements were taken in.").format(count=count)
-    except UserError as error:
-        said = str(error)
-    st.session_state[_TAKEN_IN] = said

@@ -1,4 +1,4 @@
-"""The view of home for a team's own runs: scored from a file or a verification, and as a calibration.
+"""The view of home for a team's own runs: scored from a file, a verification or a measurement, and as a calibration.
 
 The rows stay in the session. Scoring is a thread of the server that a fragment of its own looks at every second.
 """
@@ -8,42 +8,36 @@ import json
 import streamlit as st
 
 from memcore.accuracy.calibration import calibrated, calibration_for
-from memcore.accuracy.scored import ScoredRun
 from memcore.accuracy.words import calibration_sentence
 from memcore.budget import Budget
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.i18n import use_language
-from memcore.score.own import export_rows, proof_row, read_given, with_rows
+from memcore.score.own import export_rows, proof_row, read_given
 from memcore.score.published import published_records
 from memcore.score.running import RunningScores, Scored
 from memcore.ui import verifying
 from memcore.ui.measuring import device_facts
+from memcore.ui.own_rows import forget, keep, rows
 from memcore.ui.run_board import board, complaints
 from memcore.ui.state import LANGUAGE
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit
 
 _LOOK_S = 1.0
-# Of this session: what is being scored, the rows of all runs so far with their records, what could not be predicted,
-# and what was said of the last file.
-_RUNNING, _ROWS, _RECORDS, _COMPLAINTS = "scores_running", "own_rows", "own_records", "own_complaints"
+# Of this session: what is being scored, the records of all runs so far, what could not be predicted, and what was said
+# of the last file.
+_RUNNING, _RECORDS, _COMPLAINTS = "scores_running", "own_records", "own_complaints"
 _SAID = "own_said"
 _UPLOAD, APPLY = "own_upload", "w_calibrate"
-
-
-def rows() -> tuple[ScoredRun, ...]:
-    """The session's own runs."""
-    kept: tuple[ScoredRun, ...] = st.session_state.get(_ROWS, ())
-    return kept
 
 
 def render(budget: Budget, unit: ByteUnit) -> None:
     """The view's body."""
     st.caption(
         _(
-            "Runs of your own, in the format of the published ones, or what was exported here before. They stay in "
-            "this session, where nobody else sees them."
+            "Runs of your own: in the format of the published ones, exported here before, verified here, or measured "
+            "in the activation explorer. They stay in this session, where nobody else sees them."
         )
     )
     st.file_uploader(_("Measured runs (JSON)"), "json", key=_UPLOAD, on_change=_take, disabled=_is_running())
@@ -96,11 +90,7 @@ def _take() -> None:
     if found.records:
         st.session_state[_RUNNING] = RunningScores(found.records, light_lane().ask)
     else:
-        _keep(found.rows)
-
-
-def _keep(found: tuple[ScoredRun, ...]) -> None:
-    st.session_state[_ROWS] = with_rows(rows(), found)
+        keep(found.rows)
 
 
 def _take_proofs() -> None:
@@ -109,7 +99,7 @@ def _take_proofs() -> None:
     label = _("Take what was verified here ({count})").format(count=len(proofs))
     if proofs and st.button(label, key="own_proofs", icon=":material/verified:"):
         kind = device_facts().kind
-        _keep(tuple(proof_row(proof, kind) for proof in proofs))
+        keep(tuple(proof_row(proof, kind) for proof in proofs))
 
 
 @st.fragment(run_every=_LOOK_S)
@@ -121,7 +111,7 @@ def _progress() -> None:
         return
     found = running.look()
     if found.ended:
-        _keep(found.rows)
+        keep(found.rows)
         st.session_state[_RECORDS] = {**st.session_state.get(_RECORDS, {}), **found.records}
         st.session_state[_COMPLAINTS] = found.complaints
         del st.session_state[_RUNNING]
@@ -181,5 +171,6 @@ def _exchange() -> None:
 
 
 def _forget() -> None:
-    for name in (_ROWS, _RECORDS, _COMPLAINTS, _SAID):
+    forget()
+    for name in (_RECORDS, _COMPLAINTS, _SAID):
         st.session_state.pop(name, None)

@@ -33,7 +33,12 @@ MEASURED_ATTENTION_COLOURS = {"plain": "#D55E00", "flash": "#0072B2", "memory_ef
 # Variants of one measured chart, in order.
 VARIANT_COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7")
 # What was measured of a run; None where that is not known.
-FIGURE_COLOURS = {Figure.TENSORS: "#0072B2", Figure.CARD: "#D55E00", None: "#8C8C8C"}
+FIGURE_COLOURS = {
+    Figure.TENSORS: "#0072B2",
+    Figure.CARD: "#D55E00",
+    Figure.ACTIVATIONS: "#009E73",
+    None: "#8C8C8C",
+}
 # Lines and texts over the plot must show on a light and on a dark background.
 GREY = "#888888"
 VERDICT_ICONS = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import streamlit as st
 
-from memcore.accuracy.scored import ScoredRun, source_link
-from memcore.accuracy.words import engine_label, error_text, method_label, metric_label, run_label
+from memcore.accuracy.scored import Figure, ScoredRun, source_link
+from memcore.accuracy.words import engine_label, error_text, evidence_label, method_label, metric_label, run_label
 from memcore.explain import explain_term
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
@@ -18,6 +18,7 @@ from memcore.score.adapter import scenario_of
 from memcore.score.reasons import reason_of
 from memcore.score.scoring import Score, score_run
 from memcore.score.summary import GROUPS, figures
+from memcore.terms import EvidenceKind
 from memcore.ui import charts, state
 from memcore.ui.cards import figures as cards
 from memcore.ui.cards import how_computed, table, terms_at_peak
@@ -38,6 +39,21 @@ CARD_LABELS = {
     "allocated": mark("Allocated"),
     "reserved": mark("Reserved"),
     "reserved_fsdp2": mark("Reserved, FSDP2"),
+    "activations": mark("Layers alone"),
+}
+# No published run is of layers alone.
+_CARDS: dict[str, Callable[[ScoredRun], bool]] = {
+    **GROUPS,
+    "activations": lambda run: run.figure is Figure.ACTIVATIONS,
+}
+# What is shown of an opened run without a record to predict again.
+_NO_RECORD = mark("Its terms are not kept with it: score its record again to see them.")
+_FROM_HERE = {
+    "bench": mark(
+        "Measured by the activation explorer: what layers take beyond weights and inputs, and with it each weight's "
+        "gradient for a moment, which the closed form leaves out."
+    ),
+    "verify": mark("Measured by the real engine on a small model; the proof has its terms."),
 }
 
 
@@ -45,7 +61,7 @@ def board(name: str, runs: Sequence[ScoredRun], record_of: RecordOf, unit: ByteU
     """The figures of the runs, their chart and table, and the run that is opened. `name` tells the widgets of one
     board from another's; `record_of` gives a run's record where there is one."""
     chosen = _filtered(name, runs)
-    _medians(chosen)
+    _medians(runs, chosen)
     predicted = [run for run in chosen if run.predicted is not None]
     if not predicted:
         st.info(_("None of these runs has a prediction."), icon=":material/filter_alt_off:")
@@ -90,10 +106,13 @@ def _filtered(name: str, runs: Sequence[ScoredRun]) -> list[ScoredRun]:
     return left
 
 
-def _medians(runs: Sequence[ScoredRun]) -> None:
+def _medians(runs: Sequence[ScoredRun], chosen: Sequence[ScoredRun]) -> None:
+    """A card for each group that the board has runs of, with the errors of those chosen."""
     rows = []
     for group, label in CARD_LABELS.items():
-        found = figures(filter(GROUPS[group], runs))
+        if not any(map(_CARDS[group], runs)):
+            continue
+        found = figures(filter(_CARDS[group], chosen))
         if found.median_abs_pct is None or found.p90_abs_pct is None:
             value, explained = "-", _("None of these runs is predicted.")
         else:
@@ -102,8 +121,9 @@ def _medians(runs: Sequence[ScoredRun]) -> None:
                 runs=found.predicted, most=found.p90_abs_pct
             )
         rows.append((_(label), value, explained))
-    st.caption(_("Median error of the runs that are shown, by what was measured of them"))
-    cards(rows)
+    if rows:
+        st.caption(_("Median error of the runs that are shown, by what was measured of them"))
+        cards(rows)
 
 
 def _open_point(name: str) -> None:
@@ -128,19 +148,26 @@ def _rows(name: str, runs: Sequence[ScoredRun], unit: ByteUnit) -> None:
         alt=_("Every run with its prediction, the furthest off first"),
         column_config={
             _("Run"): st.column_config.TextColumn(width="medium"),
+            **dict.fromkeys(_size_headings(unit), st.column_config.NumberColumn(format="%.4g")),
             _("Error (%)"): st.column_config.NumberColumn(format="%+.1f"),
             _("Source"): st.column_config.LinkColumn(display_text=_("open"), width="small"),
         },
     )  # fmt: skip
 
 
+def _size_headings(unit: ByteUnit) -> tuple[str, str]:
+    return _("Predicted ({unit})").format(unit=unit.value), _("Measured ({unit})").format(unit=unit.value)
+
+
 def _row(run: ScoredRun, unit: ByteUnit) -> dict[str, object]:
+    sizes = ((run.predicted or 0) / unit.size, run.measured / unit.size)
     return {
         _("Run"): run.run_id,
-        _("Predicted ({unit})").format(unit=unit.value): round((run.predicted or 0) / unit.size, 2),
-        _("Measured ({unit})").format(unit=unit.value): round(run.measured / unit.size, 2),
+        **dict(zip(_size_headings(unit), sizes, strict=True)),
         _("Error (%)"): round(run.error_pct or 0, 1),
+        _("Evidence"): evidence_label(run.evidence),
         _("Measured as"): metric_label(run.metric),
+        _("Regime"): run.regime,
         _("Engine"): engine_label(run.engine),
         _("Method"): method_label(run.method),
         _("Source"): source_link(run.source) or None,
@@ -157,7 +184,7 @@ def _opened(name: str, run: ScoredRun, record: Mapping[str, Any] | None, unit: B
         if reason := reason_of(run):
             st.info(reason, icon=":material/lightbulb:")
         if record is None:
-            st.caption(_("Its terms are not kept with it: score its record again to see them."))
+            st.caption(_(_FROM_HERE.get(run.regime, _NO_RECORD)))
             return
         with st.spinner(_("Predicting this run …")):
             score = score_run(record, 1, light_lane().ask, traced=True)
@@ -165,13 +192,19 @@ def _opened(name: str, run: ScoredRun, record: Mapping[str, Any] | None, unit: B
 
 
 def _said(run: ScoredRun, unit: ByteUnit) -> str:
-    sentence = _("Predicted {predicted}, measured {measured} ({metric}): {error}.")
-    return sentence.format(
+    sentence = _("Predicted {predicted} ({evidence}), measured {measured} ({metric}): {error}.")
+    said = sentence.format(
         predicted=format_bytes(run.predicted or 0, unit),
+        evidence=evidence_label(run.evidence),
         measured=format_bytes(run.measured, unit),
         metric=metric_label(run.metric),
         error=error_text(run.error_pct),
     )
+    if run.by_formula is None or run.evidence == EvidenceKind.FORMULA:
+        return said
+    sentence = _("By closed forms alone {predicted}: {error}.")
+    error = error_text(run.error_of(EvidenceKind.FORMULA))
+    return f"{said} {sentence.format(predicted=format_bytes(run.by_formula, unit), error=error)}"
 
 
 def _terms(name: str, score: Score, unit: ByteUnit) -> None:

@@ -28,7 +28,7 @@ def predicted_and_measured(runs: Sequence[ScoredRun], opened: str | None, unit: 
         name=_("predicted = measured"), x=ends, y=ends, mode="lines", line={"color": GREY, "dash": "dash"},
         hoverinfo="skip",
     )  # fmt: skip
-    for kind in (Figure.TENSORS, Figure.CARD, None):
+    for kind in (*Figure, None):
         part = [run for run in drawn if run.figure is kind]
         if part:
             _points(figure, part, kind, unit)
@@ -38,7 +38,7 @@ def predicted_and_measured(runs: Sequence[ScoredRun], opened: str | None, unit: 
     log_range = [math.log10(end) for end in ends]
     figure.update_xaxes(type="log", range=log_range, title=_("measured per GPU ({unit})").format(unit=unit.value))
     figure.update_yaxes(type="log", range=log_range, title=_("predicted per GPU ({unit})").format(unit=unit.value))
-    ticks = [each * power for power in (0.01, 0.1, 1, 10, 100, 1000) for each in (1, 2, 5)]
+    ticks = [each * power for power in (0.0001, 0.001, 0.01, 0.1, 1, 10, 100, 1000) for each in (1, 2, 5)]
     for axis in (figure.update_xaxes, figure.update_yaxes):
         axis(tickvals=ticks, ticktext=[f"{tick:g}" for tick in ticks])
     return layout(figure, _HEIGHT)
@@ -54,7 +54,7 @@ def _points(figure: go.Figure, runs: Sequence[ScoredRun], kind: Figure | None, u
         marker={"color": FIGURE_COLOURS[kind], "size": 9, "opacity": 0.85},
         hovertemplate=(
             "%{customdata[0]}<br>%{customdata[1]}<br>"
-            + _("predicted %{{y:.2f}} {unit}, measured %{{x:.2f}} {unit}").format(unit=unit.value)
+            + _("predicted %{{y:.4g}} {unit}, measured %{{x:.4g}} {unit}").format(unit=unit.value)
             + ": %{customdata[2]}<extra></extra>"
         ),
     )

@@ -82,6 +82,11 @@ def edited() -> Scenario:
     return parse_scenario(scenario_from(values_now(), base))
 
 
+def show_own() -> None:
+    """Have home show the session's own runs. For callbacks."""
+    st.session_state[VIEW] = OWN
+
+
 def show_answer() -> None:
     """Have home show the scenario's own answer. For callbacks."""
     st.session_state[VIEW] = ANSWER

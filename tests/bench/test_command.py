@@ -15,6 +15,7 @@ from small_bench import SCENARIO
 from memcore.bench.sweeps import SweepKind
 from memcore.bench.worker.device import find_device
 from memcore.cli import main
+from memcore.score.own import read_given
 from memcore.settings import settings
 
 pytestmark = pytest.mark.skipif(find_device() != "cpu", reason="an accelerator is measured here, not the CPU")
@@ -128,6 +129,29 @@ class TestStore:
         settings.cache_clear()
 
 
+class TestOwnRuns:
+    def test_what_was_measured_is_written_as_runs_that_the_scoreboard_reads(
+        self, folder: Path, sweeps: Any, capsys: Any
+    ):  # fmt: skip
+        cases = [case for case in sweeps("segments", capsys)["cases"] if case["figures"]]
+        known = ["bench", "--sweep", "segments", str(folder / "scenario.json"), "--known", "--own-runs"]
+        assert main(known) == 0
+        rows = read_given(capsys.readouterr().out).rows
+        peaks = [(case["figures"]["peak_bytes"], case["figures"]["traced_bytes"]) for case in cases]
+        assert sorted((row.measured, row.predicted) for row in rows) == sorted(map(tuple, peaks))
+        assert {(row.regime, row.device, row.evidence) for row in rows} == {("bench", "cpu", "trace")}
+        assert main(["bench", "--export", "--own-runs"]) == 0
+        assert set(rows) <= set(read_given(capsys.readouterr().out).rows)
+
+    def test_with_nothing_measured_there_is_one_sentence(self, capsys: Any, monkeypatch: Any, tmp_path: Path):
+        with monkeypatch.context() as patch:
+            patch.setenv("MEMCORE_STORE", str(tmp_path / "none.sqlite"))
+            settings.cache_clear()
+            assert main(["bench", "--export", "--own-runs"]) == 2
+        settings.cache_clear()
+        assert capsys.readouterr().err == "Nothing that was measured has a prediction to lie beside.\n"
+
+
 class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
@@ -139,6 +163,7 @@ class TestRefusals:
             (["--export", "--model", "openai-community/gpt2"], "go with --sweep alone"),
             (["--import", "scenario.json", "--known"], "go with --sweep alone"),
             (["--import", "scenario.json"], "no export of measurements"),
+            (["--import", "scenario.json", "--own-runs"], "goes with --sweep or --export"),
             (["--sweep", "depth", "--model", "no such model"], "no such model"),
         ],
     )

@@ -208,6 +208,46 @@ class TestWhatIsKnown:
         assert not at.exception
 
 
+class TestOwnRuns:
+    def taken(self, at: AppTest) -> AppTest:
+        at.button(key="measured_take").click().run()
+        assert not at.exception
+        return at
+
+    def test_one_click_makes_points_runs_of_ones_own_on_the_scoreboard(self, store: Store):
+        store.add(results(SweepKind.SEQUENCE))
+        at = explorer()
+        assert at.button(key="measured_take").label == "Take these points as own runs (15)"
+        at = self.taken(self.taken(at))
+        assert "15 points are among your own runs now. 10 others have no figures or no prediction." in words(at)
+        at.button(key="measured_show").click().run()
+        assert not at.exception
+        table = next(each.value for each in at.dataframe if "Evidence" in each.value.columns)
+        assert len(table) == 15
+        assert {tuple(row) for row in table[["Evidence", "Regime", "Engine"]].to_numpy()} == {
+            ("trace", "bench", "single GPU")
+        }
+        assert "none calibrates" in words(at)
+        at.switch_page("app.py").run()
+        at.get_by_key("w_own_run").set_value(table["Run"][0]).run()
+        assert not at.exception
+        assert "Measured by the activation explorer" in words(at)
+
+    def test_measured_again_a_point_takes_its_own_place(self, store: Store):
+        store.add(results(SweepKind.SEGMENTS))
+        at = self.taken(explorer(SweepKind.SEGMENTS))
+        case = cases(SweepKind.SEGMENTS)[0]
+        store.add([measured(case, 7, measured_at="2026-03-04T05:06:07Z")])
+        kept = self.taken(at.run()).session_state["own_rows"]
+        assert len(kept) == len(cases(SweepKind.SEGMENTS))
+        assert [row.measured for row in kept].count(7) == 1
+
+    def test_without_a_prediction_there_is_nothing_to_take(self, store: Store):
+        assert not [each for each in explorer().main.button if each.key == "measured_take"]
+        store.add([each for each in results(SweepKind.SEQUENCE) if each.case.part is Part.ATTENTION])
+        assert explorer().button(key="measured_take").disabled
+
+
 class TestExchange:
     def give(self, at: AppTest, content: bytes) -> str:
         at.file_uploader(key="measure_import").upload("measurements.json", content).run()
