@@ -67,10 +67,17 @@ def _divides_weights(values: Values) -> bool:
     return bool(values["w_stage"] == 3)
 
 
-def _of_stage_3(name: str, about: str, least: int = 0) -> PlanField:
+def _of_stage_3(name: str, about: str, *, least: int = 0, step: int = 10_000_000) -> PlanField:
     """A size that only stage 3 reads. At the others it is kept, since it does no harm."""
     return PlanField(
-        part=ZeroConfig, name=name, label=name, help=about, allowed=_is_deepspeed, shown=_divides_weights, least=least
+        part=ZeroConfig,
+        name=name,
+        label=name,
+        help=about,
+        allowed=_is_deepspeed,
+        shown=_divides_weights,
+        least=least,
+        step=step,
     )
 
 
@@ -100,5 +107,6 @@ ZERO_FIELDS = (
     _of_stage_3(
         "stage3_param_persistence_threshold",
         mark("In elements. Parameters smaller than this are never divided."),
+        step=10_000,
     ),
 )
