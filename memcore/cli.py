@@ -27,20 +27,18 @@ from memcore.hardware import accelerators
 from memcore.i18n import LANGUAGES, use_language
 from memcore.i18n import gettext as _
 from memcore.jobs import LaneLimits, LightLane
+from memcore.model_report import config_report, model_report, model_summary
+from memcore.model_text import catalogue_text, config_text, gpus_text, model_text
 from memcore.models import catalogue, load_inventory
-from memcore.report import budget_report, config_report, model_report, model_summary, reading_report, trace_report
+from memcore.report import budget_report, reading_report, trace_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_config, parse_scenario
 from memcore.score import command as score_command
 from memcore.settings import settings
 from memcore.suggest import command as suggest_command
 from memcore.text import (
     budget_text,
-    catalogue_text,
-    config_text,
     ds_config_text,
     events_text,
-    gpus_text,
-    model_text,
     trace_text,
 )
 from memcore.trace.request import trace_request

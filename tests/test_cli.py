@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memcore import cli, columns, text
+from memcore import cli, columns, model_text
 from memcore.cli import main
 from memcore.hardware import accelerators
 from memcore.i18n import language
@@ -322,7 +322,7 @@ class TestText:
         assert columns.wrap("", 10) == [""]
 
     def test_numbers_are_written_as_ranges(self) -> None:
-        assert text._ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+        assert model_text._ranges([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
 
     def test_an_output_that_is_not_utf_8_still_gets_its_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
         written = io.BytesIO()

@@ -8,16 +8,15 @@ import pytest
 
 from memcore.budget import Budget, Evidence, predict
 from memcore.engine_options import EngineName
-from memcore.models import catalogue, catalogue_inventory
-from memcore.report import (
+from memcore.model_report import (
     block_kinds,
-    budget_report,
-    budget_rows,
     inventory_report,
     model_report,
     model_summary,
     parameters_by_part,
 )
+from memcore.models import catalogue, catalogue_inventory
+from memcore.report import budget_report, budget_rows
 from memcore.scenario import parse_scenario
 
 EXAMPLE = {
