@@ -1,6 +1,7 @@
 """A model's parameters, and the catalogue, as data for other programs.
 
-Keys carry their units. Nothing here is translated: these are identifiers, not sentences."""
+Keys carry their units. Nothing here is translated: these are identifiers, not sentences.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict

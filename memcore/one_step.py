@@ -9,7 +9,8 @@ from memcore.engine_options import EngineName
 from memcore.engines.deepspeed.stage_3 import gather_settings
 from memcore.engines.fsdp1_moving import prefetches
 from memcore.engines.fsdp2_units import own_blocks
-from memcore.engines.zero3_gather import END, gathered_blocks
+from memcore.engines.zero3_gather import gathered_blocks
+from memcore.engines.zero3_order import END
 from memcore.models import Block, Inventory
 from memcore.terms import Category, Moment, Phase, Term
 

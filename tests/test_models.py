@@ -14,6 +14,7 @@ import torch
 import transformers
 from peft import LoraConfig, get_peft_model
 
+from memcore.adapters import lora_tensors
 from memcore.counting import count_config
 from memcore.errors import UserError
 from memcore.models import (
@@ -29,7 +30,6 @@ from memcore.models import (
     load_inventory,
 )
 from memcore.scenario import Lora
-from memcore.states import lora_tensors
 
 SHAPED = [name for name, model in catalogue().items() if model.config is not None]
 LLAMA = "meta-llama/Llama-3.1-8B"

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
+from memcore.adapters import lora_tensors
 from memcore.engines.base import Inputs
 from memcore.models import Block, Inventory, Role, Tensor
 from memcore.packing import is_packed, packing_of
 from memcore.recipes import ConventionName
 from memcore.scenario import Lora, Method, Scenario
-from memcore.states import lora_tensors
 from memcore.units import ceil_div
 
 

@@ -14,16 +14,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from memcore.models import Block, Inventory, Role, Tensor
+from memcore.engines.zero3_order import END, Visit, block_modules, step_layout
+from memcore.models import Inventory
 
-_ORDER = {Role.ATTENTION: 1, Role.NORM: 2, Role.MLP: 3, Role.EXPERTS: 3}
-_FIRST_NORMS = ("input_layernorm", "ln_1", "layer_norm1")
 # Runs that are kept: a page asks for the same ones over and over, and a search for some hundred of one model.
 _KEPT_RUNS = 2048
-
-
-# The segment of the backward in which no layer is alive any more: that of the embedding.
-END = ("end", 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,19 +57,6 @@ class Gathered:
     gathers: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Visit:
-    """A module that is entered: the parameters of its own, and the segment of the step that it is in.
-
-    `reuse_distance`: for each parameter the elements of all modules between this one and the next that uses it; None
-    where none does.
-    """
-
-    params: tuple[int, ...]
-    segment: tuple[str, int]
-    reuse_distance: tuple[int | None, ...] = ()
-
-
 @dataclass(slots=True)
 class _Coordinator:
     """The state of PartitionedParameterCoordinator that decides what is gathered."""
@@ -82,7 +64,7 @@ class _Coordinator:
     sizes: Sequence[int]
     settings: GatherSettings
     persistent: frozenset[int]
-    visits: Sequence[_Visit]
+    visits: Sequence[Visit]
     step: int = 0
     available: set[int] = field(default_factory=set)
     gathered: int = 0
@@ -99,7 +81,7 @@ class _Coordinator:
         """Fill the queue with every use of every parameter, in order (reset_step)."""
         self.queue = deque((param, step) for step, visit in enumerate(self.visits) for param in sorted(visit.params))
 
-    def enter(self, visit: _Visit) -> None:
+    def enter(self, visit: Visit) -> None:
         """fetch_sub_module: gather the module's own parameters, then run ahead."""
         self.flat = 0
         if visit.params:
@@ -156,7 +138,7 @@ class _Coordinator:
                 for each in group:
                     del self.in_flight[each]
 
-    def leave(self, visit: _Visit) -> None:
+    def leave(self, visit: Visit) -> None:
         """release_sub_module: let go of what is not persistent, not fetched for later, and not needed soon."""
         for param, distance in zip(visit.params, visit.reuse_distance, strict=True):
             soon = distance is not None and distance < self.settings.max_reuse
@@ -220,7 +202,7 @@ def gathered_blocks(
             sets.setdefault(("turn", 0), set(coordinator.available))
         sets.setdefault(visit.segment, set()).update(coordinator.available)
         coordinator.leave(visit)
-    modules, sizes = _modules(inventory)
+    modules, sizes = block_modules(inventory)
     blocks = [[param for module in block for param in module.params] for block in modules]
     return {
         segment: tuple(sum(sizes[param] for param in block if param in held) for block in blocks)
@@ -230,27 +212,11 @@ def gathered_blocks(
 
 def _coordinator(inventory: Inventory, settings: GatherSettings, recomputed: tuple[bool, ...]) -> _Coordinator:
     """A coordinator at the beginning of a step."""
-    sizes, visits = _layout(inventory, recomputed)
+    sizes, visits = step_layout(inventory, recomputed)
     persistent = frozenset(_persistent(sizes, settings))
     coordinator = _Coordinator(sizes=sizes, settings=settings, persistent=persistent, visits=visits)
     coordinator.start()
     return coordinator
-
-
-@lru_cache(maxsize=16)
-def _layout(inventory: Inventory, recomputed: tuple[bool, ...]) -> tuple[list[int], list[_Visit]]:
-    """The size of every parameter, and all modules that a step enters, in order."""
-    modules, sizes = _modules(inventory)
-    visits = list(_step_order(modules, recomputed))
-    # Elements of the modules behind this one, and of those from each parameter's next use on.
-    after, ahead = 0, dict[int, int]()
-    for index in reversed(range(len(visits))):
-        params = visits[index].params
-        distances = tuple(after - ahead[param] if param in ahead else None for param in params)
-        visits[index] = replace(visits[index], reuse_distance=distances)
-        after += sum(sizes[param] for param in params)
-        ahead.update(dict.fromkeys(params, after))
-    return sizes, visits
 
 
 def _persistent(sizes: Sequence[int], settings: GatherSettings) -> Iterator[int]:
@@ -260,68 +226,3 @@ def _persistent(sizes: Sequence[int], settings: GatherSettings) -> Iterator[int]
         if size <= settings.persistence and held + size <= settings.model_persistence:
             held += size
             yield index
-
-
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """A leaf module with its parameters, or a container without any, in a layer (or -1 before, L after them)."""
-
-    params: tuple[int, ...]
-    layer: int
-
-
-def _modules(inventory: Inventory) -> tuple[list[list[_Module]], list[int]]:
-    """The modules of each block in the order of execution, and the size of every parameter."""
-    sizes: list[int] = []
-    blocks: list[list[_Module]] = []
-    seen_layer = False
-    last = len(inventory.layers) - 1
-    for block in inventory.blocks:
-        seen_layer = seen_layer or block.layer is not None
-        layer = block.layer if block.layer is not None else (last if seen_layer else 0)
-        blocks.append(list(_block_modules(block, layer, sizes)))
-    return blocks, sizes
-
-
-def _block_modules(block: Block, layer: int, sizes: list[int]) -> Iterator[_Module]:
-    """Each owning module once; before it, once, the containers around it, which are hooked as well."""
-    if block.layer is not None:
-        yield _Module((), layer)
-    containers: set[str] = set()
-    owned: dict[str, list[Tensor]] = {}
-    for tensor in sorted(block.tensors, key=execution_key):
-        owned.setdefault(tensor.name.rpartition(".")[0], []).append(tensor)
-    for owner, tensors in owned.items():
-        container = owner.partition(".")[0] if "." in owner else ""
-        if container and container not in containers:
-            containers.add(container)
-            yield _Module((), layer)
-        first = len(sizes)
-        sizes.extend(tensor.numel for tensor in tensors)
-        yield _Module(tuple(range(first, len(sizes))), layer)
-
-
-def execution_key(tensor: Tensor) -> int:
-    """Norm before attention, attention, norm before the MLP, MLP: registration order puts the norms last."""
-    if tensor.role is Role.NORM and tensor.name.startswith(_FIRST_NORMS):
-        return 0
-    if "attn" in tensor.name:
-        return 1
-    return _ORDER.get(tensor.role, 4)
-
-
-def _step_order(blocks: Sequence[Sequence[_Module]], recomputed: Sequence[bool]) -> Iterator[_Visit]:
-    """The modules through the forward, then through the backward; each is left before the next is entered."""
-    for block in blocks:
-        for module in block:
-            yield _Visit(module.params, ("forward", module.layer))
-    # A layer's block begins with its container; what lies before all layers comes when their backward is over.
-    before = next((index for index, block in enumerate(blocks) if not block[0].params), 0)
-    for index, block in reversed(list(enumerate(blocks))):
-        layer = block[0].layer
-        segment = END if index < before else ("backward", layer)
-        if recomputed and not block[0].params and recomputed[layer]:
-            for module in block:
-                yield _Visit(module.params, segment)
-        for module in reversed(block):
-            yield _Visit(module.params, segment)

@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from memcore.adapters import saved_modules
 from memcore.budget import Ask, Budget, evidence_for, predict
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.score.adapter import scenario_of
 from memcore.score.gaps import Gap, beyond_scope, gaps_of
 from memcore.score.record import Metric, Run, parse_run
-from memcore.states import saved_modules
 from memcore.terms import EvidenceKind
 
 # The published format: a config's parameters lie within this share of the run's.

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memcore.engines.base import Inputs, backward_places, is_update, resident, step_temporary
 from memcore.engines.deepspeed.reduction import Gradient, Instant, Segment, pieces_of
-from memcore.engines.zero3_gather import execution_key
+from memcore.engines.zero3_order import execution_key
 from memcore.models import Tensor
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
