@@ -8,7 +8,7 @@ from memcore.explain import KEPT_LABELS, LOSS_LABELS, explain_term
 from memcore.explore import Segments, depth_curves, layer_of, layer_rows, loss_rows, segments, sequence_curves, takeover
 from memcore.i18n import gettext as _
 from memcore.terms import Category
-from memcore.ui import charts, measuring
+from memcore.ui import charts, explorer_charts, measuring
 from memcore.ui.cards import beside_trace, downloads, figures, how_computed, opening, text_table
 from memcore.units import ByteUnit, format_bytes
 
@@ -44,7 +44,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     st.subheader(_("Over the sequence length"))
     curves = sequence_curves(budget)
     st.plotly_chart(
-        charts.sequence(curves, usable, workload.seq_len, unit),
+        explorer_charts.sequence(curves, usable, workload.seq_len, unit),
         config=charts.CONFIG,
         alt=_("Activations by sequence length"),
     )
@@ -115,10 +115,12 @@ def _layer(budget: Budget, unit: ByteUnit) -> None:
 def _depth_and_segments(budget: Budget, found: Segments, unit: ByteUnit) -> None:
     st.subheader(_("Over the depth"))
     st.plotly_chart(
-        charts.depth(depth_curves(budget), found.num_layers, unit), config=charts.CONFIG, alt=_("Activations by depth")
+        explorer_charts.depth(depth_curves(budget), found.num_layers, unit),
+        config=charts.CONFIG,
+        alt=_("Activations by depth"),
     )
     st.subheader(_("When does O(√L) pay?"))
-    st.plotly_chart(charts.segments(found, unit), config=charts.CONFIG, alt=_("Activations by segment length"))
+    st.plotly_chart(explorer_charts.segments(found, unit), config=charts.CONFIG, alt=_("Activations by segment length"))
     law = found.law
     text = _(
         "Here a layer keeps {ratio:.0f} times its input, so the best whole k is {best} (the continuous optimum "

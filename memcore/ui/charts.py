@@ -4,26 +4,22 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from memcore.budget import Budget
 from memcore.buffers import AboveFloor
-from memcore.compare import CURVE_RANKS, CardRow, ParameterCost, StageRow
-from memcore.explain import ATTENTION_LABELS, CATEGORY_LABELS, PHASE_LABELS, term_label
-from memcore.explore import Curve, Segments
+from memcore.compare import CardRow, ParameterCost
+from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, term_label
 from memcore.i18n import gettext as _
 from memcore.terms import Category, Phase
-from memcore.ui.palette import ATTENTION_COLOURS, CATEGORY_COLOURS, GREY, STAGE_COLOURS, TERM_COLOURS
+from memcore.ui.palette import CATEGORY_COLOURS, GREY, TERM_COLOURS
 from memcore.units import ByteUnit, format_bytes
 from memcore.zero import Accounting
 
 CONFIG = {"displaylogo": False, "displayModeBar": False}
-# Ranks of the slice picture: more would not be seen apart.
-MAX_DRAWN_RANKS = 8
 # How far an axis goes on beyond the longest bar, for the text at its end.
 ROOM = 1.25
 
-_STATE_CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+STATE_CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
 
 def layout(figure: go.Figure, height: int, margin_top: int = 32) -> go.Figure:
@@ -45,12 +41,12 @@ def layout(figure: go.Figure, height: int, margin_top: int = 32) -> go.Figure:
     return figure
 
 
-def _log_range(values: Sequence[int]) -> list[float]:
+def log_range(values: Sequence[int]) -> list[float]:
     """An axis' range, in powers of ten, with room for the label of its last tick."""
     return [math.log10(min(values)) - 0.03, math.log10(max(values)) + 0.08]
 
 
-def _stacked(labels: Sequence[str], stacks: Mapping[Category, Sequence[int]], unit: ByteUnit) -> go.Figure:
+def stacked(labels: Sequence[str], stacks: Mapping[Category, Sequence[int]], unit: ByteUnit) -> go.Figure:
     """Horizontal bars, one per label, stacked by category."""
     figure = go.Figure()
     for category, values in stacks.items():
@@ -68,7 +64,7 @@ def _stacked(labels: Sequence[str], stacks: Mapping[Category, Sequence[int]], un
     return figure
 
 
-def _totals_at_bar_ends(
+def totals_at_bar_ends(
     figure: go.Figure, labels: Sequence[str], totals: Sequence[int], unit: ByteUnit, lines: Sequence[int]
 ) -> None:
     """Each bar's total to the right of its end, and to the right of a capacity line that would cross the text."""
@@ -82,7 +78,8 @@ def _totals_at_bar_ends(
         )
 
 
-def _capacity_line(figure: go.Figure, num_bytes: int, label: str, unit: ByteUnit, lift: int = 0) -> None:
+def capacity_line(figure: go.Figure, num_bytes: int, label: str, unit: ByteUnit, lift: int = 0) -> None:
+    """What a card holds, as a line across the bars, with its label above, `lift` pixels higher."""
     figure.add_vline(
         x=num_bytes / unit.size,
         line={"color": GREY, "dash": "dash", "width": 2},
@@ -99,9 +96,9 @@ def phases(budget: Budget, unit: ByteUnit) -> go.Figure:
     stacks = {category: [sums.get(category, 0) for sums in by_phase] for category in Category}
     stacks[Category.RUNTIME] = [budget.ladder.runtime.largest] * len(labels)
     totals = [sum(values[row] for values in stacks.values()) for row in range(len(labels))]
-    figure = _stacked(labels, stacks, unit)
-    _totals_at_bar_ends(figure, labels, totals, unit, [budget.ladder.usable])
-    _capacity_line(figure, budget.ladder.usable, _("usable"), unit)
+    figure = stacked(labels, stacks, unit)
+    totals_at_bar_ends(figure, labels, totals, unit, [budget.ladder.usable])
+    capacity_line(figure, budget.ladder.usable, _("usable"), unit)
     figure.update_xaxes(
         title=_("memory per GPU ({unit})").format(unit=unit.value),
         range=[0, ROOM * max([budget.ladder.usable, *totals]) / unit.size],
@@ -136,133 +133,17 @@ def states_against_cards(total: Accounting, cards: Iterable[CardRow], unit: Byte
     """The undivided states of the model as one stacked bar, with the usable memory of cards as lines."""
     label = _("model states, one GPU")
     parts = (total.weights_bytes, total.gradients_bytes, total.optimizer_bytes)
-    stacks = {category: [part] for category, part in zip(_STATE_CATEGORIES, parts, strict=True)}
-    figure = _stacked([label], stacks, unit)
+    stacks = {category: [part] for category, part in zip(STATE_CATEGORIES, parts, strict=True)}
+    figure = stacked([label], stacks, unit)
     drawn = list(cards)
     lines = [card.device.usable_bytes for card in drawn]
-    _totals_at_bar_ends(figure, [label], [total.total_bytes], unit, lines)
+    totals_at_bar_ends(figure, [label], [total.total_bytes], unit, lines)
     for index, card in enumerate(drawn):
-        _capacity_line(figure, card.device.usable_bytes, card.device.name, unit, 14 * (index % 3))
+        capacity_line(figure, card.device.usable_bytes, card.device.name, unit, 14 * (index % 3))
     most = max([total.total_bytes, *lines])
     figure.update_yaxes(showticklabels=False)
     figure.update_xaxes(title=_("memory ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
     return layout(figure, 300, margin_top=64)
-
-
-def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
-    """Four stages side by side: the floor by category, the engine's predicted peak as a mark, the card as a line."""
-    labels = [f"ZeRO-{row.stage}" for row in rows]
-    stacks = {
-        Category.WEIGHTS: [row.floor.weights_bytes for row in rows],
-        Category.GRADIENTS: [row.floor.gradients_bytes for row in rows],
-        Category.OPTIMIZER: [row.floor.optimizer_bytes for row in rows],
-    }
-    figure = _stacked(labels, stacks, unit)
-    marked = [(f"ZeRO-{row.stage}", row.peak_bytes) for row in rows if row.peak_bytes is not None]
-    figure.add_scatter(
-        name=_("predicted peak of the engine"),
-        y=[label for label, _peak in marked],
-        x=[peak / unit.size for _label, peak in marked],
-        mode="markers+text",
-        text=[format_bytes(peak, unit, 1) for _label, peak in marked],
-        textposition="middle right",
-        cliponaxis=False,
-        marker={"symbol": "diamond", "size": 12, "color": CATEGORY_COLOURS[Category.COMMUNICATION]},
-        hovertemplate=f"%{{fullData.name}}: %{{x:.2f}} {unit.value}<extra></extra>",
-    )
-    _capacity_line(figure, usable, _("usable"), unit)
-    most = max([usable, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
-    figure.update_xaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
-    return layout(figure, 380)
-
-
-def slices(rows: Sequence[StageRow], ranks: int) -> go.Figure:
-    """Which rank holds which slice: for each stage a column of states by rank, filled where the rank holds it."""
-    drawn = min(ranks, MAX_DRAWN_RANKS)
-    figure = make_subplots(
-        rows=1,
-        cols=len(rows),
-        subplot_titles=[f"ZeRO-{row.stage}" for row in rows],
-        shared_yaxes=True,
-        horizontal_spacing=0.03,
-    )
-    names = [_(CATEGORY_LABELS[category]) for category in _STATE_CATEGORIES]
-    for column in range(1, len(rows) + 1):
-        # A trace that draws nothing: without one Plotly shows no axes.
-        figure.add_scatter(x=[None], y=[None], showlegend=False, row=1, col=column)
-    figure.update_xaxes(
-        range=[-0.6, drawn - 0.4], tickvals=sorted({0, drawn - 1}), title=_("rank"), showgrid=False, zeroline=False
-    )
-    figure.update_yaxes(range=[2.6, -0.6], tickvals=[0, 1, 2], ticktext=names, showgrid=False, zeroline=False)
-    # All shapes at once: Plotly checks the whole layout anew for each one that is added by itself.
-    shapes = [shape for column, row in enumerate(rows, start=1) for shape in _stage_cells(column, row.stage, drawn)]
-    figure.update_layout(height=230, margin={"l": 8, "r": 8, "t": 32, "b": 8}, shapes=shapes)
-    return figure
-
-
-def _stage_cells(column: int, stage: int, drawn: int) -> list[dict[str, object]]:
-    """For each state and rank the outline of its cell, and the part of it that the rank holds, filled."""
-    cells = []
-    for level, (category, divided_from) in enumerate(zip(_STATE_CATEGORIES, (3, 2, 1), strict=True)):
-        for rank in range(drawn):
-            held = (0.0, 1.0) if stage < divided_from else (rank / drawn, (rank + 1) / drawn)
-            cells.append(_cell(column, rank, level, held, CATEGORY_COLOURS[category]))
-            cells.append(_cell(column, rank, level, (0.0, 1.0), None))
-    return cells
-
-
-def _cell(column: int, rank: int, level: int, part: tuple[float, float], colour: str | None) -> dict[str, object]:
-    width, axis = 0.84, "" if column == 1 else str(column)
-    return {
-        "type": "rect",
-        "xref": f"x{axis}",
-        "yref": f"y{axis}",
-        "x0": rank - width / 2 + width * part[0],
-        "x1": rank - width / 2 + width * part[1],
-        "y0": level - 0.38,
-        "y1": level + 0.38,
-        "line": {"color": GREY, "width": 1} if colour is None else {"width": 0},
-        "fillcolor": "rgba(0,0,0,0)" if colour is None else colour,
-    }
-
-
-def world_sizes(
-    curves: Mapping[int, Sequence[tuple[int, int]]], smallest: Mapping[int, int | None], usable: int, unit: ByteUnit
-) -> go.Figure:
-    """States per GPU against the number of GPUs, both logarithmic, with the fewest GPUs that hold them."""
-    figure = go.Figure()
-    for stage, points in curves.items():
-        figure.add_scatter(
-            name=f"ZeRO-{stage}",
-            x=[ranks for ranks, _total in points],
-            y=[total / unit.size for _ranks, total in points],
-            mode="lines",
-            line={"color": STAGE_COLOURS[stage], "width": 2},
-            hovertemplate=_("ZeRO-{stage}, %{{x}} GPUs: %{{y:.2f}} {unit}").format(stage=stage, unit=unit.value)
-            + "<extra></extra>",
-        )
-    for stage, ranks in smallest.items():
-        if ranks is not None and ranks <= curves[stage][-1][0]:
-            nearest = next(total for at, total in curves[stage] if at >= ranks)
-            figure.add_scatter(
-                name=_("ZeRO-{stage} fits from {ranks} GPUs").format(stage=stage, ranks=f"{ranks:,}"),
-                x=[ranks],
-                y=[max(nearest, 0) / unit.size if ranks in dict(curves[stage]) else usable / unit.size],
-                mode="markers",
-                marker={"color": STAGE_COLOURS[stage], "size": 11, "symbol": "circle-open", "line": {"width": 3}},
-                hovertemplate="%{fullData.name}<extra></extra>",
-            )
-    _usable_trace(figure, min(CURVE_RANKS), max(CURVE_RANKS), usable, unit)
-    figure.update_xaxes(
-        type="log",
-        title=_("GPUs that share the states"),
-        tickvals=list(CURVE_RANKS),
-        range=_log_range(CURVE_RANKS),
-    )
-    figure.update_yaxes(
-        type="log", dtick=1, tickformat=",~g", title=_("model states per GPU ({unit})").format(unit=unit.value)
-    )
-    return layout(figure, 420)
 
 
 def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
@@ -291,100 +172,14 @@ def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
     totals = [row.floor + sum(share for _term, share in row.terms) for row in rows]
     figure.update_layout(barmode="stack")
     figure.update_yaxes(autorange="reversed")
-    _totals_at_bar_ends(figure, labels, totals, unit, [])
+    totals_at_bar_ends(figure, labels, totals, unit, [])
     figure.update_xaxes(
         title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * max(totals) / unit.size]
     )
     return layout(figure, 400)
 
 
-def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit) -> go.Figure:
-    """Activations over the sequence length, both logarithmic: plain against flash, with and without checkpointing."""
-    kinds = {"none": _("no checkpointing"), "full": _("full checkpointing")}
-    figure = go.Figure()
-    for curve in curves:
-        figure.add_scatter(
-            name=f"{_(ATTENTION_LABELS[curve.attention])}, {kinds[curve.checkpointing]}",
-            x=[size for size, _total in curve.points],
-            y=[total / unit.size for _size, total in curve.points],
-            mode="lines",
-            line={
-                "color": ATTENTION_COLOURS[curve.attention],
-                "dash": "dash" if curve.checkpointing == "full" else "solid",
-            },
-            hovertemplate=_("%{{fullData.name}}, %{{x:,}} tokens: %{{y:.2f}} {unit}").format(unit=unit.value)
-            + "<extra></extra>",
-        )
-    sizes = [size for size, _total in curves[0].points]
-    _usable_trace(figure, sizes[0], sizes[-1], usable, unit)
-    figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
-    figure.update_xaxes(
-        type="log",
-        title=_("tokens per sequence"),
-        tickvals=sizes,
-        ticktext=[f"{size:,}" for size in sizes],
-        range=_log_range(sizes),
-    )
-    figure.update_yaxes(type="log", dtick=1, tickformat=",~g", title=_("activations ({unit})").format(unit=unit.value))
-    return layout(figure, 440)
-
-
-def depth(curves: Sequence[Curve], current: int, unit: ByteUnit) -> go.Figure:
-    """Activations over the number of layers, both logarithmic."""
-    kinds = {
-        "none": _("no checkpointing"),
-        "full": _("full checkpointing"),
-        "segments": _("segments of the best k"),
-    }
-    figure = go.Figure()
-    for position, curve in enumerate(curves):
-        figure.add_scatter(
-            name=kinds[curve.checkpointing],
-            x=[size for size, _total in curve.points],
-            y=[total / unit.size for _size, total in curve.points],
-            mode="lines+markers",
-            line={"color": STAGE_COLOURS[position]},
-            hovertemplate=_("%{{fullData.name}}, %{{x}} layers: %{{y:.2f}} {unit}").format(unit=unit.value)
-            + "<extra></extra>",
-        )
-    sizes = [size for size, _total in curves[0].points]
-    figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
-    figure.update_xaxes(type="log", title=_("layers"), tickvals=sizes)
-    figure.update_yaxes(type="log", dtick=1, tickformat=",~g", title=_("activations ({unit})").format(unit=unit.value))
-    return layout(figure, 400)
-
-
-def segments(found: Segments, unit: ByteUnit) -> go.Figure:
-    """Peak activations over the segment length k, the best whole k and the textbook's marked."""
-    law = found.law
-    sizes = list(range(1, len(law.peaks) + 1))
-    figure = go.Figure()
-    figure.add_scatter(
-        name=_("this model's layer"),
-        x=sizes,
-        y=[peak / unit.size for peak in law.peaks],
-        mode="lines",
-        line={"color": CATEGORY_COLOURS[Category.ACTIVATIONS]},
-        hovertemplate=f"k = %{{x}}: %{{y:.2f}} {unit.value}<extra></extra>",
-    )
-    for name, k, colour in (
-        (_("best k = {k}"), law.best, CATEGORY_COLOURS[Category.OPTIMIZER]),
-        (_("textbook k = {k}"), law.textbook, CATEGORY_COLOURS[Category.LOSS]),
-    ):
-        figure.add_scatter(
-            name=name.format(k=k),
-            x=[k],
-            y=[law.peaks[k - 1] / unit.size],
-            mode="markers",
-            marker={"size": 12, "color": colour},
-            hovertemplate=f"%{{fullData.name}}: %{{y:.2f}} {unit.value}<extra></extra>",
-        )
-    figure.update_xaxes(title=_("layers per segment (k)"))
-    figure.update_yaxes(title=_("activations ({unit})").format(unit=unit.value), rangemode="tozero")
-    return layout(figure, 380)
-
-
-def _usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit: ByteUnit) -> None:
+def usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit: ByteUnit) -> None:
     """The card's usable memory as a line that a logarithmic axis takes too."""
     figure.add_scatter(
         name=f"{_('usable')} {format_bytes(usable, unit, 1)}",
@@ -416,7 +211,7 @@ def step(budget: Budget, unit: ByteUnit) -> go.Figure:
                 stackgroup="step",
                 hovertemplate=f"%{{customdata}}, %{{fullData.name}}: %{{y:.2f}} {unit.value}<extra></extra>",
             )
-    _usable_trace(figure, moments[0], moments[-1], budget.ladder.usable, unit)
+    usable_trace(figure, moments[0], moments[-1], budget.ladder.usable, unit)
     peak = budget.peak_index
     figure.add_annotation(
         x=peak,

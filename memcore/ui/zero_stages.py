@@ -7,7 +7,7 @@ from memcore.compare import StageRow, paper_table, stage_rows, world_size_curve
 from memcore.explain import explain_share, verdict_sentence
 from memcore.i18n import gettext as _
 from memcore.questions import EIGHT_SMALL_CARDS
-from memcore.ui import charts, verifying
+from memcore.ui import charts, verifying, zero_charts
 from memcore.ui.cards import downloads, figures, how_computed, opening, table
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
 from memcore.zero import STAGES
@@ -21,7 +21,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     meaning = _("Model states per GPU: the paper's floor.")
     figures([(f"ZeRO-{row.stage}", format_bytes(row.floor.total_bytes, unit), meaning) for row in rows])
     usable = budget.ladder.usable
-    st.plotly_chart(charts.stages(rows, usable, unit), config=charts.CONFIG, alt=_("Memory per GPU by stage"))
+    st.plotly_chart(zero_charts.stages(rows, usable, unit), config=charts.CONFIG, alt=_("Memory per GPU by stage"))
     st.caption(
         _("Bars are the paper's floor for the states; a diamond is where the chosen engine is predicted to peak.")
     )
@@ -30,17 +30,17 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     )
     st.subheader(_("Which rank holds which slice"))
     st.plotly_chart(
-        charts.slices(rows, scenario.parallelism.dp),
+        zero_charts.slices(rows, scenario.parallelism.dp),
         config=charts.CONFIG,
         alt=_("Slices of the states by rank and stage"),
     )
-    if scenario.parallelism.dp > charts.MAX_DRAWN_RANKS:
+    if scenario.parallelism.dp > zero_charts.MAX_DRAWN_RANKS:
         st.caption(_("The first {drawn} of {ranks} ranks, as if they were all.").format(
-            drawn=charts.MAX_DRAWN_RANKS, ranks=f"{scenario.parallelism.dp:,}"))  # fmt: skip
+            drawn=zero_charts.MAX_DRAWN_RANKS, ranks=f"{scenario.parallelism.dp:,}"))  # fmt: skip
     st.subheader(_("From how many GPUs on it fits"))
     curves = {stage: world_size_curve(states, stage) for stage in STAGES}
     st.plotly_chart(
-        charts.world_sizes(curves, {row.stage: row.smallest for row in rows}, usable, unit),
+        zero_charts.world_sizes(curves, {row.stage: row.smallest for row in rows}, usable, unit),
         config=charts.CONFIG,
         alt=_("Model states per GPU against the number of GPUs"),
     )
