@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcore.budget import Budget, predict
-from memcore.explain import headroom
 from memcore.explore import activations_at_most
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Scenario, parse_scenario
 from memcore.terms import Category
 from memcore.units import ByteUnit, format_bytes
+from memcore.verdict_words import headroom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,16 +16,14 @@ from memcore.explain import (
     about_trace,
     alive_rows,
     assumptions,
-    device_label,
     difference,
     explain_term,
-    reserved_label,
     term_label,
-    verdict_sentence,
 )
 from memcore.i18n import gettext as _
 from memcore.model_text import counted_text
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
+from memcore.verdict_words import device_label, reserved_label, verdict_sentence
 
 
 class _Sources:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from memcore.budget import predict
-from memcore.explain import verdict_sentence
 from memcore.i18n import LANGUAGES, gettext, language, mark, ngettext, use_language
 from memcore.scenario import parse_scenario
 from memcore.units import ByteUnit
+from memcore.verdict_words import verdict_sentence
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "update_messages.py"))

@@ -4,13 +4,13 @@ from dataclasses import asdict
 from typing import Any
 
 from memcore.columns import table, wrap
-from memcore.explain import verdict_sentence
 from memcore.i18n import gettext as _
 from memcore.scenario import scenario_data
 from memcore.suggest.configs import file_of
 from memcore.suggest.search import GoalKind, Suggestion
 from memcore.suggest.words import outcome, reason, shown, traffic_rows
 from memcore.units import ByteUnit
+from memcore.verdict_words import verdict_sentence
 
 
 def suggestion_report(suggestion: Suggestion) -> dict[str, Any]:

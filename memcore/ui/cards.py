@@ -19,17 +19,14 @@ from memcore.explain import (
     alive_rows,
     assumptions,
     difference,
-    headroom,
-    reserved_label,
     term_label,
-    verdict_sentence,
-    warnings,
 )
 from memcore.i18n import gettext as _
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
 from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit, format_bytes
+from memcore.verdict_words import headroom, reserved_label, verdict_sentence, warnings
 
 # As long as a figure with its unit.
 UNBROKEN_CHARS = 9

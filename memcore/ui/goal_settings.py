@@ -3,7 +3,6 @@
 import streamlit as st
 
 from memcore.budget import Budget
-from memcore.explain import verdict_sentence
 from memcore.i18n import gettext as _
 from memcore.suggest import LEAST_BUCKETS, Goal, GoalKind, Suggestion, file_of, suggest
 from memcore.suggest.grid import DEFAULT_LEAST_BUCKET, settings_now
@@ -12,6 +11,7 @@ from memcore.ui import state
 from memcore.ui.cards import text_table
 from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit
+from memcore.verdict_words import verdict_sentence
 
 _GOAL, _LEAST_BUCKET = "w_goal", "w_least_bucket"
 _LANGUAGES = {"ds_config.json": "json", "fsdp2.py": "python"}

@@ -5,7 +5,7 @@ import streamlit as st
 from memcore.accuracy.scored import ScoredRun, source_link
 from memcore.accuracy.words import band_sentence, error_text, metric_label, nearest_runs, run_label
 from memcore.budget import Budget
-from memcore.explain import explain_term, remedy, reserved_help, term_label
+from memcore.explain import explain_term, remedy, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.questions import QUESTIONS, Question
@@ -14,6 +14,7 @@ from memcore.ui import charts, own_runs, scoreboard, state
 from memcore.ui.cards import beside_trace, downloads, figures, headroom_text, how_computed, opening, text_table
 from memcore.ui.frame import open_page
 from memcore.units import ByteUnit, format_bytes
+from memcore.verdict_words import reserved_help
 
 LARGEST = 3
 VIEW_LABELS = {

@@ -4,12 +4,13 @@ import streamlit as st
 
 from memcore.budget import Budget, predict
 from memcore.compare import StageRow, paper_table, stage_rows, world_size_curve
-from memcore.explain import explain_share, verdict_sentence
+from memcore.explain import explain_share
 from memcore.i18n import gettext as _
 from memcore.questions import EIGHT_SMALL_CARDS
 from memcore.ui import charts, verifying, zero_charts
 from memcore.ui.cards import downloads, figures, how_computed, opening, table
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
+from memcore.verdict_words import verdict_sentence
 from memcore.zero import STAGES
 
 

@@ -18,7 +18,7 @@ from streamlit.testing.v1 import AppTest
 from memcore.budget import Budget, evidence_for, predict
 from memcore.compare import stage_rows
 from memcore.errors import UserError
-from memcore.explain import assumptions, headroom, verdict_sentence
+from memcore.explain import assumptions
 from memcore.i18n import use_language
 from memcore.jobs import LightLane
 from memcore.link import read_link, write_link
@@ -28,6 +28,7 @@ from memcore.ui.frame import PAGES
 from memcore.ui.state import DEFAULT_SCENARIO
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit, format_bytes
+from memcore.verdict_words import headroom, verdict_sentence
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = [file for file, _label, _icon in PAGES.values()]

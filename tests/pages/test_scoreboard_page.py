@@ -16,7 +16,6 @@ from memcore.accuracy.band import Band
 from memcore.accuracy.scored import Published, published
 from memcore.accuracy.words import error_text, nearest_runs
 from memcore.budget import predict
-from memcore.explain import verdict_sentence
 from memcore.link import write_link
 from memcore.scenario import parse_scenario
 from memcore.score.own import export_rows
@@ -26,6 +25,7 @@ from memcore.ui import state, verifying
 from memcore.ui.state import DEFAULT_SCENARIO
 from memcore.ui.work import light_lane
 from memcore.units import ByteUnit, format_bytes
+from memcore.verdict_words import verdict_sentence
 
 __all__ = ["no_lane_stays"]  # a fixture that is meant here too
 DEFAULT = parse_scenario(DEFAULT_SCENARIO)
