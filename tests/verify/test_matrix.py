@@ -21,6 +21,12 @@ from memcore.verify.running import verify_step
 RESIDENT_PERCENT, PHASE_PERCENT, START_PERCENT = 0.5, 3.0, 1.0
 MOST_S = 360.0
 KEPT = json.loads((Path(__file__).parents[1] / "data" / "engines_cpu.json").read_text(encoding="utf-8"))
+README = Path(__file__).parents[2] / "README.md"
+
+
+def test_the_readme_says_how_many_runs():
+    runs = sum(len(cases) for cases in KEPT["cases"].values())
+    assert f"{runs} real runs of DeepSpeed" in README.read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
