@@ -1,9 +1,10 @@
 """Score the published runs, and write everything that is made of the scores.
 
 ``python -m scripts.score_published [RUNS.json]`` reads a file in the published format, or without one the records that
-are in the project already, and writes memcore/data/published_runs.json, memcore/data/published_scores.json (which the
-error band comes from), docs/accuracy.md, and the table of README.md. Run it after a change of what is predicted. It
-ends with 1, and says why, where a regime misses to one side and has no reason in memcore/score/reasons.py.
+are in the project already, and writes memcore/data/published_runs.json and published_deltas.json beside it,
+memcore/data/published_scores.json (which the error band comes from), docs/accuracy.md, and the table of README.md. Run
+it after a change of what is predicted. It ends with 1, and says why, where a regime misses to one side and has no
+reason in memcore/score/reasons.py.
 """
 
 import argparse
@@ -18,9 +19,10 @@ from memcore.accuracy.scored import Published, ScoredRun, dump_published, publis
 from memcore.budget import Ask
 from memcore.columns import ProgressBar
 from memcore.jobs import LightLane
+from memcore.score.deltas import read_deltas, score_deltas
 from memcore.score.document import accuracy_document, readme_table
 from memcore.score.many import many
-from memcore.score.published import pack, published_records
+from memcore.score.published import dump_deltas, pack, published_deltas, published_records
 from memcore.score.reasons import one_sided_without_reason
 from memcore.score.record import MAX_RUNS_CHARS, read_runs
 from memcore.score.rows import scored_run
@@ -48,7 +50,8 @@ def main() -> int:
     parser.add_argument("runs", nargs="?", help="measured runs in the published format")
     args = parser.parse_args()
     lane = LightLane(replace(settings().light_lane, workers=WORKERS), quiet=True)
-    made = make(records(args.runs), lane.ask, today=datetime.now(tz=UTC).date().isoformat(), at_once=WORKERS)
+    today = datetime.now(tz=UTC).date().isoformat()
+    made = make(records(args.runs), lane.ask, today=today, deltas=deltas(args.runs), at_once=WORKERS)
     lane.close()
     for name, content in made.files.items():
         (ROOT / name).write_text(content, encoding="utf-8")
@@ -67,7 +70,14 @@ def records(path: str | None) -> list[Mapping[str, Any]]:
     return [dict(record) for record in read_runs(text) if isinstance(record, Mapping)]
 
 
-def make(runs: Sequence[Mapping[str, Any]], ask: Ask, today: str, at_once: int = 1) -> Made:
+def deltas(path: str | None) -> Sequence[object]:
+    """The records of differences between two runs of a file, or those of the project."""
+    return published_deltas() if path is None else read_deltas(Path(path).read_text(encoding="utf-8"))
+
+
+def make(
+    runs: Sequence[Mapping[str, Any]], ask: Ask, today: str, deltas: Sequence[object], at_once: int = 1
+) -> Made:  # fmt: skip
     """All files, from the records. `today`: the date that the scores get, if they are not those of the project.
     `at_once`: how many runs are scored side by side."""
     scores = scored(runs, ask, at_once)
@@ -77,8 +87,9 @@ def make(runs: Sequence[Mapping[str, Any]], ask: Ask, today: str, at_once: int =
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     files = {
         "memcore/data/published_runs.json": pack(runs),
+        "memcore/data/published_deltas.json": dump_deltas(deltas),
         "memcore/data/published_scores.json": dump_published(found),
-        "docs/accuracy.md": accuracy_document(found, [score for score, _row in scores]),
+        "docs/accuracy.md": accuracy_document(found, [score for score, _row in scores], score_deltas(deltas)),
         "README.md": between_markers(readme, readme_table(found)),
     }
     return Made(files=files, published=found, complaints=tuple(one_sided_without_reason(rows)))

@@ -7,6 +7,7 @@ from memcore.budget import Ask
 from memcore.columns import ProgressBar
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.score.deltas import DeltaScore, read_deltas, score_deltas
 from memcore.score.many import many
 from memcore.score.record import MAX_RUNS_CHARS, read_runs
 from memcore.score.report import score_csv, score_report, score_text
@@ -32,20 +33,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def answer(
     args: argparse.Namespace, ask: Ask, read: Callable[[str, int], str], at_once: int = 1
 ) -> tuple[int, dict[str, object] | str]:  # fmt: skip
-    """Exit status and output: 0 where every run within the scope is scored, 3 where some are not. Raises UserError
+    """Exit status and output: 0 where every run within the scope, and every difference between two runs, is scored, 3
+    where some are not. Raises UserError
     for a file that holds no runs. `at_once`: how many runs are scored side by side."""
     if args.csv and args.json:
         raise UserError(_("Give --csv or --json, and not both."))
-    runs = read_runs(read(args.runs, MAX_RUNS_CHARS))
+    text = read(args.runs, MAX_RUNS_CHARS)
+    runs = read_runs(text)
     scores = _scored(runs, ask, traced=args.trace, at_once=at_once)
-    whole = all(score.status in (Status.PREDICTED, Status.OUT_OF_SCOPE) for score in scores)
-    return ALL_SCORED if whole else SOME_NOT, _output(args, scores)
+    deltas = score_deltas(read_deltas(text))
+    ended = [*(score.status for score in scores), *(delta.status for delta in deltas)]
+    whole = all(status in (Status.PREDICTED, Status.OUT_OF_SCOPE) for status in ended)
+    return ALL_SCORED if whole else SOME_NOT, _output(args, scores, deltas)
 
 
-def _output(args: argparse.Namespace, scores: Sequence[Score]) -> dict[str, object] | str:
+def _output(
+    args: argparse.Namespace, scores: Sequence[Score], deltas: Sequence[DeltaScore]
+) -> dict[str, object] | str:  # fmt: skip
     if args.json:
-        return score_report(scores)
-    return score_csv(scores) if args.csv else score_text(scores, ByteUnit(args.unit), args.by)
+        return score_report(scores, deltas)
+    return score_csv(scores) if args.csv else score_text(scores, ByteUnit(args.unit), args.by, deltas)
 
 
 def _scored(runs: Sequence[object], ask: Ask, *, traced: bool, at_once: int) -> list[Score]:

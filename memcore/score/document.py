@@ -4,7 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from memcore.accuracy.band import WIDE_PERCENT, Band, earned_band
 from memcore.accuracy.scored import OF_A_STEP, Published, ScoredRun
+from memcore.score.deltas import DeltaScore
 from memcore.score.reasons import kind_of, reason_of
+from memcore.score.report import changes_text, signed_bytes
 from memcore.score.scoring import Score, Status
 from memcore.score.summary import Figures, by_group, by_regime, macro_median, reasons
 from memcore.terms import EvidenceKind
@@ -42,7 +44,15 @@ predicted without a trace.
 """
 
 
-def accuracy_document(published: Published, scores: Sequence[Score]) -> str:
+_DELTAS = """
+## Differences between two runs
+
+Pairs of runs that differ in settings alone, whose sources name neither the model's config nor its batch. Predicted is
+the difference of what stands through the whole backward whatever these are: DeepSpeed's bucket, with 16-bit gradients.
+"""
+
+
+def accuracy_document(published: Published, scores: Sequence[Score], deltas: Sequence[DeltaScore]) -> str:
     """docs/accuracy.md."""
     rows = published.runs
     beyond = sum(row.status == Status.OUT_OF_SCOPE for row in rows)
@@ -53,6 +63,11 @@ def accuracy_document(published: Published, scores: Sequence[Score]) -> str:
     parts += ["\n" + _BANDS.format(wide=WIDE_PERCENT), _bands(rows)]
     parts += [f"\n## Misses above {MISS_PCT:.0f}%", *_misses(published.predicted)]
     parts += ["\n## Without a prediction\n", *_unpredicted(scores)]
+    if deltas:
+        parts += [
+            _DELTAS,
+            _table(["difference", "what differs", "predicted", "measured", "off by", "source"], map(_delta, deltas)),
+        ]
     return "\n".join(parts).rstrip("\n") + "\n"
 
 
@@ -115,6 +130,16 @@ def _miss(row: ScoredRun) -> Row:
     assert row.predicted is not None
     sizes = (format_bytes(row.predicted, ByteUnit.GB), format_bytes(row.measured, ByteUnit.GB))
     return [f"`{row.run_id}`", kind_of(row), *sizes, _percent(row.error_pct, signed=True), _source(row.source)]
+
+
+def _delta(score: DeltaScore) -> Row:
+    delta = score.delta
+    assert delta is not None, f"{score.delta_id}: {score.reason}"
+    measured = signed_bytes(delta.delta_bytes, ByteUnit.GB)
+    figures = [score.reason, measured, "-"]
+    if score.predicted is not None and score.error_bytes is not None:
+        figures = [signed_bytes(score.predicted, ByteUnit.GB), measured, signed_bytes(score.error_bytes, ByteUnit.GB)]
+    return [f"`{delta.id}`", changes_text(delta), *figures, _source(delta.source)]
 
 
 def _source(source: str) -> str:

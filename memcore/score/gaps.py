@@ -81,11 +81,13 @@ PREFETCHES = {"backward_pre": "pre", "backward_pre+forward": "pre", "backward_po
 FSDP1_STAGES = {3: (True, False, None), 2: (False, None), 0: (True, False, None)}
 # The units of FSDP1 that a scenario has, and for adapters what they are then.
 UNITS = {"block_root": "inside", "block_lora_leaf_root": "apart"}
+# Settings of DeepSpeed that move no tensor's bytes: it gathers weights in place, in the flat group's own memory, and
+# sends gradients from its bucket.
+MOVES_NOTHING = ("allgather_bucket_size", "reduce_scatter")
 # Other settings, at the values for which a scenario stands without naming them.
 _ANY = object()
 _IMPLIED: dict[str, dict[str, Any]] = {
-    # DeepSpeed gathers weights in place, in the flat group's own memory, and sends gradients from its bucket.
-    EngineName.DEEPSPEED: {"allgather_bucket_size": _ANY, "reduce_scatter": _ANY},
+    EngineName.DEEPSPEED: dict.fromkeys(MOVES_NOTHING, _ANY),
     EngineName.DDP: {"ddp_bucket_cap_mb": 25},  # torch 2.13, nn/parallel/distributed.py: the default
     # The limit on gathers holds the host back, not a block.
     EngineName.FSDP1: {"limit_all_gathers": _ANY},

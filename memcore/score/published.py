@@ -1,6 +1,7 @@
 """The published runs' records, kept small: for each field its distinct values, and which of them each run has.
 
-The file is made by scripts/score_published.py and holds facts alone, each run with its source.
+The files are made by scripts/score_published.py and hold facts alone, each run with its source. Differences between
+two runs are few, and kept as they are.
 """
 
 import json
@@ -48,6 +49,19 @@ def _flattened(record: Mapping[str, Any]) -> dict[str, Any]:
         else:
             flat[name] = value
     return flat
+
+
+def dump_deltas(deltas: Sequence[object]) -> str:
+    """Records of differences between two runs as JSON text, a line for each."""
+    return "[\n" + ",\n".join(json.dumps(each, ensure_ascii=False) for each in deltas) + "\n]\n"
+
+
+@cache
+def published_deltas() -> Sequence[object]:
+    """The published differences between two runs. Not to be changed."""
+    text = resources.files("memcore").joinpath("data", "published_deltas.json").read_text(encoding="utf-8")
+    found: list[object] = json.loads(text)
+    return found
 
 
 @cache

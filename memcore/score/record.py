@@ -5,7 +5,7 @@ The format's enumerations are open here: a value that is not known is no scenari
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
@@ -28,6 +28,9 @@ class RunPart(BaseModel):
     """A part of a record: frozen, without fields of other names, nothing turned into another type."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+Part = TypeVar("Part", bound=RunPart)
 
 
 def _month(said: str) -> str:
@@ -180,16 +183,27 @@ def read_runs(text: str) -> Sequence[object]:
     return runs
 
 
-def parse_run(data: object) -> Run:
-    """A record from its JSON data. Raises UserError with one sentence that names the first field at fault."""
+def checked(kind: type[Part], data: object) -> Part:
+    """A record of a kind from its JSON data. Raises UserError with one sentence that names the first field at fault."""
     try:
-        run = Run.model_validate(data)
+        return kind.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "extra_forbidden":
             field = ".".join(map(str, first["loc"]))
             raise UserError(_("{field} is not a field of a run.").format(field=field[:80]), field) from None
         raise first_error(error) from None
+
+
+def name_of(data: object, number: int) -> str:
+    """What a record that cannot be read is called: its id, or its number in the file."""
+    given = data.get("id") if isinstance(data, Mapping) else None
+    return given[:200] if isinstance(given, str) and given else f"#{number}"
+
+
+def parse_run(data: object) -> Run:
+    """A record from its JSON data. Raises UserError with one sentence that names the first field at fault."""
+    run = checked(Run, data)
     degrees = run.parallelism
     ranks = degrees.dp * degrees.tp * degrees.pp * degrees.cp
     if ranks != run.hardware.gpus:

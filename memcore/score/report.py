@@ -2,13 +2,16 @@
 
 import csv
 import io
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from memcore.columns import table, wrap
 from memcore.i18n import gettext as _
+from memcore.score.deltas import Delta, DeltaScore
 from memcore.score.scoring import Score, Status
 from memcore.score.summary import Figures, by_group, by_regime, macro_median, reasons, rows_of, split, summarise
+from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit, format_bytes
 
 _COLUMNS = (
@@ -17,9 +20,11 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def score_report(scores: Sequence[Score]) -> dict[str, Any]:
-    """The scoreboard as JSON data, in whole bytes per GPU; errors in per cent of what was measured."""
-    return {"runs": [_record(score) for score in scores], "summary": summarise(scores)}
+def score_report(scores: Sequence[Score], deltas: Sequence[DeltaScore] = ()) -> dict[str, Any]:
+    """The scoreboard as JSON data, in whole bytes per GPU; errors of runs in per cent of what was measured, of
+    differences between two runs in bytes."""
+    differences = [_difference(score) for score in deltas]
+    return {"runs": [_record(score) for score in scores], "deltas": differences, "summary": summarise(scores)}
 
 
 def score_csv(scores: Sequence[Score]) -> str:
@@ -66,15 +71,32 @@ def _record(score: Score) -> dict[str, Any]:
     }
 
 
-def score_text(scores: Sequence[Score], unit: ByteUnit, by: str | None) -> str:
+def _difference(score: DeltaScore) -> dict[str, Any]:
+    delta = score.delta
+    return {
+        "id": score.delta_id,
+        "status": score.status.value,
+        "source": delta and delta.source,
+        "model": delta and delta.model,
+        "changed": None if delta is None else {name: list(values) for name, values in delta.changes.items()},
+        "metric": delta and delta.metric,
+        "predicted_bytes": score.predicted,
+        "measured_bytes": None if delta is None else delta.delta_bytes,
+        "error_bytes": score.error_bytes,
+        "evidence": None if score.predicted is None else EvidenceKind.FORMULA.value,
+        "reason": score.reason,
+    }
+
+
+def score_text(scores: Sequence[Score], unit: ByteUnit, by: str | None, deltas: Sequence[DeltaScore] = ()) -> str:
     """The scoreboard for a terminal: predictions, `by` a field of the runs, then what is not predicted and why, then
-    the summary."""
+    differences between two runs, then the summary."""
     parts = []
     for name, part in split(scores, by).items() if by else [("", scores)]:
         predicted = [score for score in part if score.status is Status.PREDICTED]
         if predicted:
             parts += [name] * bool(name) + [_predictions(predicted, unit)]
-    text = "\n\n".join([*parts, *_unpredicted(scores), _summary(scores)])
+    text = "\n\n".join([*parts, *_unpredicted(scores), *_differences(deltas, unit), _summary(scores)])
     # A file may come from anywhere: nothing of it is a terminal's command.
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
 
@@ -106,6 +128,33 @@ def _unpredicted(scores: Sequence[Score]) -> list[str]:
         sentence = _("Out of scope, with tensor, pipeline, context or expert parallelism: {count} runs.")
         parts.append(sentence.format(count=beyond))
     return parts
+
+
+def _differences(scores: Sequence[DeltaScore], unit: ByteUnit) -> list[str]:
+    """Differences between two runs, and those that have no prediction, each with its reason."""
+    rows = [[_("difference"), _("predicted"), _("measured"), _("off by"), _("what differs")]]
+    for score in scores:
+        if score.delta is not None and score.predicted is not None:
+            sizes = (score.predicted, score.delta.delta_bytes, score.error_bytes or 0)
+            rows.append([score.delta_id, *(signed_bytes(size, unit) for size in sizes), changes_text(score.delta)])
+    lines = [line for score in scores if score.reason for line in wrap(f"{score.delta_id}: {score.reason}")]
+    unread = ["\n".join([_("Differences without a prediction:"), *lines])] if lines else []
+    return [table(rows, "~>>>~")] * (len(rows) > 1) + unread
+
+
+def signed_bytes(num_bytes: int, unit: ByteUnit) -> str:
+    """A difference in bytes with its sign; none has no sign."""
+    sign = "+" if num_bytes > 0 else "-" if num_bytes < 0 else ""
+    return sign + format_bytes(abs(num_bytes), unit)
+
+
+def changes_text(delta: Delta) -> str:
+    """What differs between the two runs, from the first to the second."""
+    return ", ".join(f"{name} {_value(one)} -> {_value(two)}" for name, (one, two) in delta.changes.items())
+
+
+def _value(value: object) -> str:
+    return f"{value:.4g}" if type(value) is int else json.dumps(value)
 
 
 def _summary(scores: Sequence[Score]) -> str:

@@ -1,6 +1,5 @@
 """A run's prediction beside what was measured, or why there is none."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,7 +9,7 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.score.adapter import scenario_of
 from memcore.score.gaps import Gap, beyond_scope, gaps_of
-from memcore.score.record import Metric, Run, parse_run
+from memcore.score.record import Metric, Run, name_of, parse_run
 from memcore.terms import EvidenceKind
 
 # The published format: a config's parameters lie within this share of the run's.
@@ -74,7 +73,7 @@ def score_run(data: object, number: int, ask: Ask, *, traced: bool = False) -> S
     try:
         run = parse_run(data)
     except UserError as error:
-        return Score(run_id=_name(data, number), status=Status.MALFORMED, reason=str(error))
+        return Score(run_id=name_of(data, number), status=Status.MALFORMED, reason=str(error))
     if beyond := beyond_scope(run):
         reason = _("Only data parallelism is within the scope; the run has {degrees}.").format(
             degrees=", ".join(beyond)
@@ -89,11 +88,6 @@ def score_run(data: object, number: int, ask: Ask, *, traced: bool = False) -> S
         gap = Gap(field=error.field or "model", what=str(error))
         return Score(run_id=run.id, status=Status.NOT_PREDICTED, run=run, reason=str(error), gaps=(gap,))
     return Score(run_id=run.id, status=Status.PREDICTED, run=run, budget=budget, notes=tuple(_notes(run, budget)))
-
-
-def _name(data: object, number: int) -> str:
-    given = data.get("id") if isinstance(data, Mapping) else None
-    return given[:200] if isinstance(given, str) and given else f"#{number}"
 
 
 def _predicted(run: Run, ask: Ask, *, traced: bool) -> Budget:

@@ -12,7 +12,7 @@ from made_up_run import KINDS, made_up
 from worker import ask
 
 from memcore.accuracy.scored import published
-from memcore.score.published import pack, published_records, unpack
+from memcore.score.published import pack, published_deltas, published_records, unpack
 from memcore.score.reasons import one_sided_without_reason, unused_reasons
 from memcore.score.record import parse_run
 from memcore.score.summary import by_group
@@ -33,7 +33,7 @@ PREDICTED = 0.95
 
 @pytest.fixture(scope="module")
 def made() -> Any:
-    return make(list(published_records().values()), ask, today="not the day of the scores")
+    return make(list(published_records().values()), ask, today="not the day of the scores", deltas=published_deltas())
 
 
 def test_the_files_are_what_the_script_makes(made: Any):
@@ -43,6 +43,7 @@ def test_the_files_are_what_the_script_makes(made: Any):
 
 def test_the_records_are_those_that_were_published(measured_runs: dict[str, Any]):
     assert list(published_records().values()) == list(measured_runs["runs"].values())
+    assert list(published_deltas()) == list(measured_runs["deltas"].values())
 
 
 @pytest.mark.parametrize(("group", "figure"), TARGETS)
