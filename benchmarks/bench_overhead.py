@@ -29,7 +29,7 @@ from memcore.bench.slices import make_slice  # noqa: E402
 from memcore.bench.sweeps import SweepKind, plan  # noqa: E402
 from memcore.bench.worker.measure import measure_task  # noqa: E402
 from memcore.budget import FORMULAS  # noqa: E402
-from memcore.counting import build_model, load_config  # noqa: E402
+from memcore.loading import build_model, load_config  # noqa: E402
 from memcore.scenario import parse_scenario  # noqa: E402
 from memcore.trace import kernels  # noqa: E402
 

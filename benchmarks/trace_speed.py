@@ -71,7 +71,7 @@ def tracker_step() -> tuple[float, int]:
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    from memcore.counting import build_model, load_config
+    from memcore.loading import build_model, load_config
     from memcore.trace import kernels
 
     kernels.register()

@@ -8,6 +8,7 @@ from typing import Any
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.other_files import kind_of_file
 
 MAX_DEPTH = 6
 MAX_ENTRIES = 4000
@@ -23,7 +24,7 @@ SHAPE_NAMES = {
     "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
     "num_kv_heads": ("num_key_value_heads", "num_attention_heads", "n_head", "num_heads"),
-    "head_dim": ("head_dim",),
+    "head_dim": ("head_dim", "d_kv"),
     "intermediate_size": ("intermediate_size", "n_inner", "ffn_dim", "d_ff"),
     "vocab_size": ("vocab_size",),
     "max_positions": ("max_position_embeddings", "n_positions"),
@@ -43,16 +44,27 @@ _SIZE_KEYS = re.compile(
 )
 # Keys that change no tensor's shape, and long text: they do not travel in a link.
 _DROPPED = re.compile(
-    r"_.*|.*_token_id|.*_token_index|transformers_version|dtype|torch_dtype|id2label|label2id|task_specific_params"
-    r"|initializer_range|use_cache|.*_path|generation_config|custom_pipelines|output_.*|return_dict"
-    r"|rms_norm_eps|layer_norm_eps|layer_norm_epsilon|norm_eps|finetuning_task|tokenizer_class|prefix|problem_type"
+    r"_(?!remove_final_layer_norm).*|.*_token_id|.*_token_index|transformers_version|dtype|torch_dtype|id2label|label2id"
+    r"|task_specific_params|initializer_range|use_cache|.*_path|generation_config|custom_pipelines|return_dict"
+    r"|output_(attentions|hidden_states|scores|router_logits|past)|rms_norm_eps|layer_norm_eps|layer_norm_epsilon"
+    r"|norm_eps|finetuning_task|tokenizer_class|prefix|problem_type"
 )
+# Text that is kept: short identifiers, and longer ones of a letter or sign for each layer (Nemotron-H).
+_KEPT_TEXT = re.compile(rf"[A-Za-z0-9_.+*|#,-]{{0,{MAX_LINK_TEXT}}}")
+_LAYERS_TEXT = re.compile(rf"[A-Z*|#-]{{0,{MAX_LAYERS}}}")
+# Lists of names and numbers of any length, of which only a short form is kept.
+_SHORTENED = ("id2label", "label2id", "quantization_config", "compression_config")
+_USUAL_LABELS = 2
+# What a config calls a checkpoint that is stored in another form than the counted one, in the order looked for.
+_PACKED_KEYS = ("quantization_config", "compression_config", "quantization")
 
 
 def check_config(config: Mapping[str, Any]) -> None:
     """Raise UserError, naming the field, where a config cannot be one of a model that can be counted."""
     model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", model_type):
+    if not _is_name(model_type) and not (model_type is None and named_class(config)):
+        if model_type is None and (sentence := kind_of_file(config)) is not None:
+            raise UserError(sentence, "model.config")
         if config.get("auto_map"):
             raise UserError(_("The config asks for remote code (auto_map), which is never run."), "model.config")
         message = _("model.config.model_type is {value}; it must be the text that transformers knows the model by.")
@@ -62,6 +74,17 @@ def check_config(config: Mapping[str, Any]) -> None:
         message = _("model.config.quantization_config is {value}; it must be an object with quant_method.")
         raise UserError(message.format(value=_shown(quantization)), "model.config.quantization_config")
     _check_entries(config, "model.config", MAX_DEPTH, [MAX_ENTRIES])
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_.-]{1,60}", value) is not None
+
+
+def named_class(config: Mapping[str, Any]) -> str:
+    """The class that a config names; "" where it names none. Files of before 2020 have that and no model_type."""
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list | tuple) and named else None
+    return first if isinstance(first, str) and _is_name(first) else ""
 
 
 def _check_entries(value: object, path: str, depth: int, left: list[int]) -> None:
@@ -75,6 +98,8 @@ def _check_entries(value: object, path: str, depth: int, left: list[int]) -> Non
         raise UserError(message.format(path=path, value=_shown(value)), path)
     if isinstance(value, Mapping):
         for key, inner in value.items():
+            if key in _SHORTENED:
+                continue
             _check_size(str(key), inner, f"{path}.{str(key)[:60]}")
             _check_entries(inner, f"{path}.{str(key)[:60]}", depth - 1, left)
     elif isinstance(value, list | tuple):
@@ -106,23 +131,53 @@ def normalise_config(config: Mapping[str, Any]) -> dict[str, Any]:
     What is left decides the model; it is what a link carries, so that no free text or file name does.
     Of a quantised checkpoint only the method's name is kept. Normalising twice changes nothing more.
     """
-    kept = {key: _kept(value) for key, value in config.items() if not _DROPPED.fullmatch(key)}
+    kept = {key: _kept(key, value) for key, value in config.items() if not _DROPPED.fullmatch(key)}
     if config.get("auto_map"):
         # That it asks for code, not which.
         kept["auto_map"] = True
-    if isinstance(quantization := kept.get("quantization_config"), dict):
-        kept["quantization_config"] = {"quant_method": quantization.get("quant_method")}
+    if (packed := _packed_by(config)) is not None:
+        kept = {key: value for key, value in kept.items() if key not in _PACKED_KEYS}
+        kept["quantization_config"] = {"quant_method": packed}
+    labels = config.get("id2label")
+    if isinstance(labels, Mapping) and len(labels) != _USUAL_LABELS:
+        # What a classifier's head is as wide as.
+        kept["num_labels"] = len(labels)
     return {key: value for key, value in kept.items() if value is not ...}
 
 
-def _kept(value: object) -> Any:
+def packed_as(config: Mapping[str, Any]) -> str | None:
+    """How a config's checkpoint is stored, where it is packed: the method's name, also of a part's own section."""
+    own = _packed_by(config)
+    parts = (packed_as(part) for key, part in config.items() if key not in _PACKED_KEYS and isinstance(part, Mapping))
+    return own or next((found for found in parts if found), None)
+
+
+def _packed_by(config: Mapping[str, Any]) -> str | None:
+    """The method that a config's own section names. Without one, loading in 4 or 8 bits is bitsandbytes', as
+    transformers reads it (5.24, quantizers/auto.py, AutoQuantizationConfig.from_dict)."""
+    for key in _PACKED_KEYS:
+        section = config.get(key)
+        if not isinstance(section, Mapping) or not section:
+            continue
+        if key == "quantization":
+            # MLX's own form.
+            return "mlx" if "bits" in section else None
+        if section.get("load_in_4bit") or section.get("load_in_8bit"):
+            return str(section.get("quant_method") or "bitsandbytes")[:60]
+        named = (section.get(name) for name in ("quant_method", "quant_algo", "format"))
+        return next((text for text in named if isinstance(text, str) and _is_name(text)), "unnamed")
+    return None
+
+
+def _kept(key: str, value: object) -> Any:
     if isinstance(value, Mapping):
         return normalise_config(value)
     if isinstance(value, list | tuple):
-        kept = [_kept(inner) for inner in value]
+        kept = [_kept(key, inner) for inner in value]
         return ... if ... in kept else kept
     if value == math.inf:
         return ...
-    if isinstance(value, str) and not re.fullmatch(rf"[A-Za-z0-9_.+-]{{0,{MAX_LINK_TEXT}}}", value):
-        return ...
+    if isinstance(value, str):
+        is_short = _KEPT_TEXT.fullmatch(value) or (key.endswith("_pattern") and _LAYERS_TEXT.fullmatch(value))
+        return value if is_short else ...
     return value

@@ -2,40 +2,29 @@
 and scripts import this module.
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from itertools import groupby
 from typing import Any, cast
 
 import torch
-import transformers
 from torch import nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
 from transformers.pytorch_utils import Conv1D
 
-from memcore.configs import EXPERT_COUNTS, SHAPE_NAMES, check_config, normalise_config
-from memcore.errors import UserError
-from memcore.i18n import gettext as _
+from memcore.configs import EXPERT_COUNTS, SHAPE_NAMES, check_config, named_class, normalise_config, packed_as
+from memcore.loading import build_model, load_config, setting, text_config_of
 from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, dump_inventory
 
-# Tried in order; the class that the config itself names comes first.
-_AUTO_CLASSES = (
-    transformers.AutoModelForCausalLM,
-    transformers.AutoModelForImageTextToText,
-    transformers.AutoModelForSeq2SeqLM,
-    transformers.AutoModelForMaskedLM,
-    transformers.AutoModelForSequenceClassification,
-    transformers.AutoModel,
-)
 _USED_EXPERTS = (
     "num_experts_per_tok",
     "num_experts_per_token",
     "experts_per_token",
     "top_k_experts",
     "moe_top_k",
+    "moe_topk",
     "moe_k",
 )
 # Model types whose plain attention takes its softmax in the dtype of the computation, where others take
@@ -60,87 +49,32 @@ def count_config(payload: Mapping[str, Any]) -> dict[str, Any]:
     raw = payload["config"]
     check_config(raw)
     config = load_config(raw)
-    model = build_model(config, raw.get("architectures"))
+    model = build_model(config, named_class(raw))
     return {
         "inventory": dump_inventory(inventory_of(model, config)),
         "defaults": _filled_defaults(normalise_config(raw), config),
-        "quantised_as": (raw.get("quantization_config") or {}).get("quant_method"),
+        "quantised_as": packed_as(raw),
     }
-
-
-def load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
-    """The config object of a config.json's content. Raises UserError for what transformers cannot read."""
-    fields = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map", "quantization_config")}
-    model_type = raw["model_type"]
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return AutoConfig.for_model(model_type, **fields)
-    except Exception as error:
-        if model_type not in transformers.CONFIG_MAPPING:
-            if raw.get("auto_map"):
-                message = _(
-                    "transformers {version} does not know model_type {name!r}, and the config asks for remote code, "
-                    "which is never run."
-                )
-            else:
-                message = _("transformers {version} does not know model_type {name!r}.")
-            message = message.format(version=transformers.__version__, name=model_type)
-            raise UserError(message, "model.config.model_type") from None
-        raise _cannot_build(model_type, error) from None
-
-
-def _cannot_build(model_type: str, error: Exception) -> UserError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
-    message = _("transformers cannot build a {name} model from this config: {reason}")
-    return UserError(message.format(name=model_type, reason=reason), "model.config")
-
-
-def build_model(
-    config: PretrainedConfig,
-    architectures: object = None,
-    device: str = "meta",
-    dtype: torch.dtype | None = None,
-) -> PreTrainedModel:
-    """The model of a config on a device; on the meta device nothing is allocated, whatever its size.
-
-    The class that the config names, where it is transformers' own for that model type, else the first
-    of `_AUTO_CLASSES` that has one. Raises UserError where it cannot be built.
-    """
-    named = architectures[0] if isinstance(architectures, list) and architectures else ""
-    own = getattr(transformers, str(named), None)
-    options = {} if dtype is None else {"dtype": dtype}
-    try:
-        with torch.device(device), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if isinstance(own, type) and issubclass(own, PreTrainedModel) and own.config_class is type(config):
-                return cast(PreTrainedModel, own._from_config(config, **options))  # type: ignore[no-untyped-call]  # noqa: SLF001
-            for auto in _AUTO_CLASSES:
-                if type(config) in auto._model_mapping:  # noqa: SLF001  no public way to ask
-                    return cast(PreTrainedModel, auto.from_config(config, **options))  # type: ignore[no-untyped-call]
-    except Exception as error:
-        raise _cannot_build(config.model_type, error) from None
-    message = _("transformers {version} has no model that trains for model_type {name!r}.")
-    raise UserError(message.format(version=transformers.__version__, name=config.model_type), "model.config")
 
 
 def inventory_of(model: PreTrainedModel, config: PretrainedConfig) -> Inventory:
     """Every parameter of a transformers model, in module order, shared tensors once."""
-    text = config.get_text_config()
+    text = text_config_of(config)
     reader = _Reader(model, text)
     named = [(reader.place(name), name, parameter) for name, parameter in model.named_parameters()]
-    main = _main_stack([place for place, _name, _parameter in named])
+    shapes = _shapes(model, text)
+    main = _main_stack([place for place, _name, _parameter in named], shapes.num_layers)
     blocks = []
     for (stem, index), group in groupby(named, key=lambda entry: entry[0]):
         tensors = tuple(reader.tensor(name, stem, index, parameter) for _place, name, parameter in group)
         block = stem if index is None else f"{stem}.{index}"
         blocks.append(Block(name=block, tensors=tensors, layer=index if stem == main else None))
-    head, embedding = _head(model), model.get_input_embeddings()
-    tied = head is not None and head.weight is embedding.weight
+    head, embedding = _head(model), _embedding(model)
+    tied = head is not None and embedding is not None and head.weight is embedding.weight
     return Inventory(
         model_class=type(model).__name__,
         tied=tied,
-        shapes=_shapes(model, text),
+        shapes=shapes,
         blocks=tuple(blocks),
         fused_experts=fused_experts(config.model_type),
     )
@@ -156,10 +90,22 @@ def _head(model: PreTrainedModel) -> nn.Module | None:
     return cast(nn.Module | None, model.get_output_embeddings())  # type: ignore[no-untyped-call]
 
 
-def _main_stack(places: list[tuple[str, int | None]]) -> str:
-    """The module list of decoder layers: the one with the most parameters in text order, vision towers aside."""
+def _embedding(model: PreTrainedModel) -> nn.Module | None:
+    """The text's embedding; None for a model that has several or none, of which transformers raises."""
+    try:
+        return cast(nn.Module | None, model.get_input_embeddings())
+    except NotImplementedError:
+        return None
+
+
+def _main_stack(places: list[tuple[str, int | None]], num_layers: int) -> str:
+    """The module list of decoder layers: among those of as many layers as the text's config has, if any, the one with
+    the most parameters, vision towers aside."""
     stacks = [stem for stem, index in places if index is not None and not is_vision(stem)]
-    return max(stacks, key=stacks.count, default="")
+    deep = {stem for stem, index in places if index == num_layers - 1} - {
+        stem for stem, index in places if index is not None and index >= num_layers
+    }
+    return max([stem for stem in stacks if stem in deep] or stacks, key=stacks.count, default="")
 
 
 def is_vision(name: str) -> bool:
@@ -173,8 +119,8 @@ class _Reader:
     def __init__(self, model: PreTrainedModel, config: PretrainedConfig) -> None:
         self._modules = dict(model.named_modules())
         self._head = _head(model)
-        self._used = setting(config, _USED_EXPERTS, int) or 1
-        self._held = setting(config, EXPERT_COUNTS, int) or 1
+        self._used = _experts(config, _USED_EXPERTS)
+        self._held = _experts(config, EXPERT_COUNTS)
 
     def place(self, name: str) -> tuple[str, int | None]:
         """The block of a parameter: the outermost module list and the index in it, or the owning module's path."""
@@ -239,19 +185,22 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter) -> TensorKind:
     return TensorKind.PARAMETER
 
 
-def setting(config: PretrainedConfig, names: Iterable[str], kind: type) -> Any:
-    """The first of a config's settings that is of the kind, else the kind's zero.
+def _experts(config: PretrainedConfig, names: Iterable[str]) -> int:
+    """A number of experts, where each layer has its own the first's; DBRX has them in a part (ffn_config)."""
+    for source in (config, getattr(config, "ffn_config", None)):
+        if found := setting(source, names, int) if source is not None else 0:
+            return cast(int, found)
+        if each := setting(source, names, list) if source is not None else []:
+            return int(each[0])
+    return 1
 
-    Of a setting that varies by layer it is the first layer's: transformers 5.24 refuses to read the whole config's.
-    """
-    for name in names:
-        try:
-            value = getattr(config, name, None)
-        except RuntimeError:
-            value = getattr(config.per_layer_config[0], name, None)
-        if isinstance(value, kind):
-            return value
-    return kind()
+
+def _kv_heads(config: PretrainedConfig, found: int) -> int:
+    """Key and value heads; Falcon's go by its kind (transformers 5.24, modeling_falcon.py, FalconAttention)."""
+    if config.model_type != "falcon":
+        return found
+    own = config.new_decoder_architecture or not config.multi_query
+    return int(config.num_kv_heads) if own else 1
 
 
 def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
@@ -259,6 +208,7 @@ def _shapes(model: PreTrainedModel, config: PretrainedConfig) -> Shapes:
         return setting(config, names, kind)
 
     found = {field: read(names) for field, names in SHAPE_NAMES.items()}
+    found["num_kv_heads"] = _kv_heads(config, found["num_kv_heads"])
     if not found["head_dim"] and found["num_heads"]:
         found["head_dim"] = found["hidden_size"] // found["num_heads"]
     if not found["intermediate_size"]:

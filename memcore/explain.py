@@ -7,6 +7,7 @@ from memcore.accuracy.band import Band
 from memcore.alive import AliveTable
 from memcore.budget import Budget, Missing, Verdict
 from memcore.compare import PhasePair
+from memcore.configs import named_class
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
@@ -289,7 +290,9 @@ def model_name(budget: Budget) -> str:
     if model.name is not None:
         return f"{model.name} ({count})"
     if model.config is not None:
-        return _("uploaded {kind} config ({count})").format(kind=model.config["model_type"], count=count)
+        return _("uploaded {kind} config ({count})").format(
+            kind=model.config.get("model_type") or named_class(model.config), count=count
+        )
     return _("{count} parameters").format(count=count)
 
 

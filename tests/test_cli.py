@@ -188,6 +188,13 @@ class TestModels:
         assert "gptq" in text
         assert f"{TINY_LLAMA_PARAMS:,}" in text
 
+    def test_a_config_that_is_nearly_json_is_counted(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        file = tmp_path / "config.json"
+        text = json.dumps(TINY_LLAMA | {"limit": 0.5}).replace("0.5", "Infinity").replace("{", "{ // by hand\n")
+        file.write_text("\ufeff" + text.replace("}", ",}"), encoding="utf-8")
+        assert main(["models", "--config", str(file), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["total"] == TINY_LLAMA_PARAMS
+
     def test_gemma_3_is_counted_by_part_with_its_defaults(
         self, write: Any, public_cases: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -57,7 +57,7 @@ def test_every_causal_model_is_counted_and_predicted_or_refused(model_type: str)
     count = own_count(model_type)
     text = config_text(model_type)
     if count is None:
-        with pytest.raises(UserError, match="transformers cannot build"):
+        with pytest.raises(UserError, match=r"transformers cannot build|library, which is not installed"):
             counted(text)
         return
     inventory = counted(text)

@@ -598,6 +598,7 @@ def test_a_config_keeps_shapes_and_drops_free_text():
         "quantization_config": {"quant_method": "mxfp4"},
         "layer_types": ["full_attention", "sliding_attention"],
         "auto_map": True,  # that it asks for code, not which
+        "num_labels": 1,  # how many labels, not which
     }
     assert normalise_config(config) == kept
     assert normalise_config(kept) == kept

@@ -21,6 +21,7 @@ HEAVY = ("torch", "transformers", "bitsandbytes", "peft", "accelerate", "deepspe
 # The only modules that may import them: a module, or all of a package. They run in workers and scripts.
 WORKER_ONLY = (
     "memcore.counting",
+    "memcore.loading",
     "memcore.hub",
     "memcore.trace",
     "memcore.allocator.task",

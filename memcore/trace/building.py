@@ -15,7 +15,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from memcore.configs import SHAPE_NAMES
-from memcore.counting import build_model, fused_experts, is_vision, load_config, setting
+from memcore.counting import fused_experts, is_vision
+from memcore.loading import build_model, load_config, setting, text_config_of
 from memcore.trace import kernels
 from memcore.trace.experts import separate
 from memcore.trace.litgpt import build_litgpt
@@ -55,8 +56,10 @@ def build(
     config = _text_alone(whole)
     config._attn_implementation = IMPLEMENTATIONS[attention]  # noqa: SLF001  told before a model is built
     config.use_cache = False
+    if config.is_encoder_decoder:
+        _set_shifting(config)
     model = _model(request, config, attention)
-    positions = setting(model.config.get_text_config(), SHAPE_NAMES["max_positions"], int)
+    positions = setting(text_config_of(model.config), SHAPE_NAMES["max_positions"], int)
     has_table = _has_table(model, positions)
     plan = make_plan(
         model,
@@ -134,8 +137,16 @@ def _widen_norms(model: nn.Module) -> None:
 
 def _text_alone(config: PretrainedConfig) -> PretrainedConfig:
     """The text part of a config for several kinds of input, where it is a language model by itself."""
-    text = config.get_text_config()
+    text = text_config_of(config)
     return text if type(text) in AutoModelForCausalLM._model_mapping else config  # noqa: SLF001  no public way to ask
+
+
+def _set_shifting(config: PretrainedConfig) -> None:
+    """The tokens that an encoder-decoder puts in front of its labels and in their gaps, which take no memory and of
+    which a scenario's config holds none."""
+    for name in ("decoder_start_token_id", "pad_token_id"):
+        if getattr(config, name, None) is None:
+            setattr(config, name, 0)
 
 
 def _has_table(model: nn.Module, positions: int) -> bool:

@@ -71,7 +71,9 @@ def record(request: Request) -> Tape:
                 raise
         except Exception as error:
             if attention == attentions[-1]:
-                reason = " ".join(str(error).split())[:200] or type(error).__name__
+                reason = " ".join(str(error).split())[:200]
+                # A bare key or number says nothing by itself.
+                reason = reason if " " in reason else f"{type(error).__name__} {reason}".strip()
                 raise UserError(_("The model could not be traced: {reason}").format(reason=reason)) from error
     raise AssertionError("the last attention returns or raises")
 

@@ -9,8 +9,9 @@ from memcore.bench.case import Case, Part, dump_case, load_case
 from memcore.bench.slices import Slice, make_slice, room
 from memcore.bench.sweeps import DEPTHS, SEGMENT_LAYERS, SweepKind, estimate_s, plan
 from memcore.budget import FORMULAS
-from memcore.counting import build_model, count_config, load_config
+from memcore.counting import count_config
 from memcore.errors import UserError
+from memcore.loading import build_model, load_config
 from memcore.models import catalogue, load_inventory
 from memcore.scenario import parse_scenario
 

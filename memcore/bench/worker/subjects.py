@@ -18,7 +18,7 @@ from memcore.activations.recompute import checkpointing
 from memcore.bench.case import ATTENTIONS, Case, Part
 from memcore.bench.worker import attention
 from memcore.bench.worker.device import Clock
-from memcore.counting import build_model, load_config
+from memcore.loading import build_model, load_config
 from memcore.trace import kernels
 from memcore.trace.building import DTYPES, IMPLEMENTATIONS
 from memcore.trace.plan import make_plan, thin_out

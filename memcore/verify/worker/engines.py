@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memcore.counting import build_model, load_config
 from memcore.engine_options import EngineName
+from memcore.loading import build_model, load_config
 from memcore.recipes import ConventionName
 from memcore.scenario import DdpConfig, Scenario
 from memcore.states import precision_of
