@@ -364,8 +364,9 @@ class TestRefusedInput:
         [
             ("", "No config"),
             ("hello", "not JSON"),
-            ("{'model_type': 'llama'}", "not JSON"),
-            ('{"model_type": "llama", "rope_theta": NaN}', "not JSON"),
+            ("{'model_type': 'llama'", "not JSON"),
+            ('{"model_type": "llama", "rope_theta": NaN}', "rope_theta is nan"),
+            ('{"peft_type": "LORA", "r": 8}', "an adapter's config"),
             ("[1, 2]", "model.config"),
             ("3", "model.config"),
             ("{}", "model_type is missing"),
