@@ -16,7 +16,7 @@ from memcore.recipes import CONVENTIONS, OTHER_TOOLS, Convention, ConventionName
 from memcore.scenario import Scenario, parse_scenario, scenario_data
 from memcore.states import ModelStates, model_states
 from memcore.terms import Category, Phase
-from memcore.zero import STAGES, Accounting, Communication, account, communication, smallest_ranks
+from memcore.zero import STAGES, Accounting, Communication, account, communication, sharing_ranks, smallest_ranks
 
 PAPER_MODELS = ("ZeRO paper 7.5B", "ZeRO paper 128B", "ZeRO paper 1T")
 PAPER_RANKS = (1, 4, 16, 64, 256, 1024)
@@ -44,7 +44,7 @@ def stage_rows(budget: Budget) -> list[StageRow]:
     return [
         StageRow(
             stage=stage,
-            floor=account(states.states, stage, scenario.parallelism.dp),
+            floor=account(states.states, stage, sharing_ranks(scenario.parallelism)),
             peak_bytes=_peak_at(budget, stage),
             communication=communication(scenario, states, budget.device, stage),
             smallest=smallest_ranks(states.states, stage, budget.device.usable_bytes),

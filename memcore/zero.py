@@ -8,7 +8,7 @@ really allocates beside this floor is in :mod:`memcore.engines`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memcore.engine_options import EngineName
+from memcore.engine_options import ENGINE_OPTIONS
 from memcore.hardware import NETWORK_BYTES_PER_S, NETWORK_SOURCE, Accelerator
 from memcore.scenario import Device, Parallelism, Scenario
 from memcore.states import ModelStates, State
@@ -229,11 +229,15 @@ def communication(
     )
 
 
+def sharing_ranks(parallelism: Parallelism) -> int:
+    """The ranks among which a stage divides: a shard group's, or all of an engine that itself divides nothing."""
+    return parallelism.dp_shard if ENGINE_OPTIONS[parallelism.engine].shards else parallelism.dp
+
+
 def _group(parallelism: Parallelism, stage: int) -> tuple[int, int]:
-    """Ranks that share and groups that hold the same; DDP's ranks all reduce together."""
-    if parallelism.engine in (EngineName.DDP, EngineName.SINGLE) or stage == 0:
-        return parallelism.dp, 1
-    return parallelism.dp_shard, parallelism.dp_replicate
+    """Ranks that share and groups that hold the same; where nothing is divided all ranks reduce together."""
+    ranks = parallelism.dp if stage == 0 else sharing_ranks(parallelism)
+    return ranks, parallelism.dp // ranks
 
 
 def hpz_secondary_bytes(n_params: int, element_bytes: int, hpz_ranks: int) -> int:

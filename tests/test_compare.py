@@ -11,6 +11,7 @@ from generated_scenarios import scenarios
 from hypothesis import given, settings
 
 from memcore.budget import Budget, predict
+from memcore.buffers import above_floor
 from memcore.compare import (
     CURVE_RANKS,
     PAPER_RANKS,
@@ -51,6 +52,19 @@ class TestStages:
         for row in stage_rows(seven_b()):
             assert row.peak_bytes == seven_b(parallelism={"zero_stage": row.stage}).peak_bytes
             assert row.peak_bytes > row.floor.total_bytes
+
+    @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
+    def test_with_replicas_a_shard_group_divides_and_not_all_ranks(self, engine: str):
+        """8,030,261,248 parameters of 16 bytes among the four ranks of a group, twice: 32.12 GB each."""
+        budget = seven_b(
+            model={"name": "meta-llama/Llama-3.1-8B"},
+            parallelism={"engine": engine, "dp_shard": 4, "dp_replicate": 2},
+            recipe={"convention": "fsdp2_mixed"},
+        )
+        row = stage_rows(budget)[3]
+        assert row.floor == budget.static
+        assert row.floor.total_bytes == 16 * 8_030_261_248 // 4
+        assert max(each.floor for each in above_floor(budget)) <= row.floor.total_bytes
 
     def test_an_engine_without_stages_has_one_peak(self):
         budget = seven_b(parallelism={"engine": "fsdp2"})

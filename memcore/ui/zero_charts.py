@@ -44,9 +44,13 @@ def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
     return layout(figure, 380)
 
 
-def slices(rows: Sequence[StageRow], ranks: int) -> go.Figure:
-    """Which rank holds which slice: for each stage a column of states by rank, filled where the rank holds it."""
+def slices(rows: Sequence[StageRow], ranks: int, sharing: int) -> go.Figure:
+    """Which rank holds which slice: for each stage a column of states by rank, filled where the rank holds it.
+
+    Of `ranks` each `sharing` beside each other divide the states; the next ones hold the same again.
+    """
     drawn = min(ranks, MAX_DRAWN_RANKS)
+    group = min(sharing, drawn)
     figure = make_subplots(
         rows=1,
         cols=len(rows),
@@ -63,17 +67,19 @@ def slices(rows: Sequence[StageRow], ranks: int) -> go.Figure:
     )
     figure.update_yaxes(range=[2.6, -0.6], tickvals=[0, 1, 2], ticktext=names, showgrid=False, zeroline=False)
     # All shapes at once: Plotly checks the whole layout anew for each one that is added by itself.
-    shapes = [shape for column, row in enumerate(rows, start=1) for shape in _stage_cells(column, row.stage, drawn)]
+    columns = enumerate((row.stage for row in rows), start=1)
+    shapes = [shape for column, stage in columns for shape in _stage_cells(column, stage, drawn, group)]
     figure.update_layout(height=230, margin={"l": 8, "r": 8, "t": 32, "b": 8}, shapes=shapes)
     return figure
 
 
-def _stage_cells(column: int, stage: int, drawn: int) -> list[dict[str, object]]:
+def _stage_cells(column: int, stage: int, drawn: int, group: int) -> list[dict[str, object]]:
     """For each state and rank the outline of its cell, and the part of it that the rank holds, filled."""
     cells = []
     for level, (category, divided_from) in enumerate(zip(STATE_CATEGORIES, (3, 2, 1), strict=True)):
         for rank in range(drawn):
-            held = (0.0, 1.0) if stage < divided_from else (rank / drawn, (rank + 1) / drawn)
+            place = rank % group
+            held = (0.0, 1.0) if stage < divided_from else (place / group, (place + 1) / group)
             cells.append(_cell(column, rank, level, held, CATEGORY_COLOURS[category]))
             cells.append(_cell(column, rank, level, (0.0, 1.0), None))
     return cells

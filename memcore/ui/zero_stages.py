@@ -7,11 +7,12 @@ from memcore.compare import StageRow, paper_table, stage_rows, world_size_curve
 from memcore.explain import explain_share
 from memcore.i18n import gettext as _
 from memcore.questions import EIGHT_SMALL_CARDS
+from memcore.scenario import Parallelism
 from memcore.ui import charts, verifying, zero_charts
 from memcore.ui.cards import downloads, figures, how_computed, opening, table
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
 from memcore.verdict_words import verdict_sentence
-from memcore.zero import STAGES
+from memcore.zero import STAGES, sharing_ranks
 
 
 def render(budget: Budget, unit: ByteUnit) -> None:
@@ -29,15 +30,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     how_computed(
         explain_share(state, scenario.parallelism.stage, scenario.parallelism.dp_shard, unit) for state in states.states
     )
-    st.subheader(_("Which rank holds which slice"))
-    st.plotly_chart(
-        zero_charts.slices(rows, scenario.parallelism.dp),
-        config=charts.CONFIG,
-        alt=_("Slices of the states by rank and stage"),
-    )
-    if scenario.parallelism.dp > zero_charts.MAX_DRAWN_RANKS:
-        st.caption(_("The first {drawn} of {ranks} ranks, as if they were all.").format(
-            drawn=zero_charts.MAX_DRAWN_RANKS, ranks=f"{scenario.parallelism.dp:,}"))  # fmt: skip
+    _slices(rows, scenario.parallelism)
     st.subheader(_("From how many GPUs on it fits"))
     curves = {stage: world_size_curve(states, stage) for stage in STAGES}
     st.plotly_chart(
@@ -50,6 +43,25 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     _eight_cards(unit)
     verifying.render(budget, unit)
     downloads(budget, moved, "zero")
+
+
+def _slices(rows: list[StageRow], parallelism: Parallelism) -> None:
+    ranks, sharing = parallelism.dp, sharing_ranks(parallelism)
+    st.subheader(_("Which rank holds which slice"))
+    st.plotly_chart(
+        zero_charts.slices(rows, ranks, sharing),
+        config=charts.CONFIG,
+        alt=_("Slices of the states by rank and stage"),
+    )
+    if 1 < sharing < ranks:
+        text = _("{sharing} ranks share the states; the next {sharing} hold the same again, and so on.")
+        st.caption(text.format(sharing=f"{sharing:,}"))
+    most = zero_charts.MAX_DRAWN_RANKS
+    if ranks > most:
+        text = _("The first {drawn} of {ranks} ranks.")
+        if sharing > most:
+            text = _("The first {drawn} of {ranks} ranks, as if they were all.")
+        st.caption(text.format(drawn=most, ranks=f"{ranks:,}"))
 
 
 def _communication(rows: list[StageRow], unit: ByteUnit, budget: Budget) -> list[dict[str, object]]:
