@@ -11,10 +11,12 @@ from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import NETWORK_BYTES_PER_S, Accelerator
 from memcore.models import Inventory
+from memcore.recipes import DEEPSPEED_ESTIMATOR
 from memcore.scenario import Method, parse_scenario, scenario_data
 from memcore.states import GRADIENT_STAGE
 from memcore.terms import Category, Phase, Term
 from memcore.units import GB
+from memcore.zero import sharing_ranks
 
 # One direction of a PCI Express 4.0 x16 slot: 16 GT/s x 16 lanes x 128/130 / 8 (PCI-SIG, base specification 4.0).
 PCIE4_BYTES_PER_S = 31_500_000_000
@@ -96,26 +98,24 @@ def two_against_three(budget: Budget) -> tuple[Budget, Budget, list[StageDiffere
     return two, three, sorted((row for row in rows if row.at_two != row.at_three), key=lambda r: r.at_two - r.at_three)
 
 
-def estimator_bytes(budget: Budget) -> dict[int, int]:
-    """What DeepSpeed's own estimator answers per GPU at stages 2 and 3, without offload.
-
-    2 Psi + 18 Psi / N and 18 Psi / N + 4 x largest layer (deepspeed 0.19.8, runtime/zero/stage_1_and_2.py,
-    estimate_zero2_model_states_mem_needs; stage3.py, estimate_zero3_model_states_mem_needs). Its largest
-    layer is the largest module that owns parameters itself; without shapes that part is left out.
-    """
-    count, ranks = budget.states.n_params, budget.scenario.parallelism.dp
-    largest = _largest_module(budget.inventory) if budget.inventory else 0
-    return {2: 2 * count + 18 * count // ranks, 3: 18 * count // ranks + 4 * largest}
-
-
-def _largest_module(inventory: Inventory) -> int:
-    """Parameters of the largest module, its children's left out: a bias counts, and so do all stacked experts."""
+def largest_module(inventory: Inventory | None) -> int:
+    """Parameters of the largest module that owns some itself, as DeepSpeed's estimator counts a layer: a bias counts,
+    and so do all stacked experts. 0 without shapes."""
     sums: dict[tuple[str, str], int] = {}
-    for block in inventory.blocks:
+    for block in inventory.blocks if inventory else ():
         for tensor in block.tensors:
             owner = (block.name, tensor.name.rpartition(".")[0])
             sums[owner] = sums.get(owner, 0) + tensor.numel
-    return max(sums.values())
+    return max(sums.values(), default=0)
+
+
+def estimator_bytes(budget: Budget) -> dict[int, int]:
+    """What DeepSpeed's own estimator answers per GPU at stages 2 and 3, without offload."""
+    ranks, largest = sharing_ranks(budget.scenario.parallelism), largest_module(budget.inventory)
+    answers = {
+        stage: DEEPSPEED_ESTIMATOR.bytes_per_gpu(budget.states.n_params, stage, ranks, largest) for stage in (2, 3)
+    }
+    return {stage: round(answer) for stage, answer in answers.items() if answer is not None}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memcore.budget import Budget, Missing, predict
-from memcore.buffers import with_zero
+from memcore.buffers import largest_module, with_zero
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import Accelerator, accelerators
@@ -155,12 +155,14 @@ class ToolRow:
     bytes_by_stage: tuple[float | None, ...]
 
 
-def tool_rows(n_params: int, ranks: int) -> list[ToolRow]:
-    """Other tools on the same question."""
+def tool_rows(budget: Budget) -> list[ToolRow]:
+    """Other tools on the same question: the model's parameters among the GPUs that share them."""
+    count, ranks = budget.states.n_params, sharing_ranks(budget.scenario.parallelism)
+    largest = largest_module(budget.inventory)
     return [
         ToolRow(
             tool=tool,
-            bytes_by_stage=tuple(tool.bytes_per_gpu(n_params, stage, ranks) for stage in STAGES),
+            bytes_by_stage=tuple(tool.bytes_per_gpu(count, stage, ranks, largest) for stage in STAGES),
         )
         for tool in OTHER_TOOLS
     ]

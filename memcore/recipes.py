@@ -153,7 +153,8 @@ class OtherTool:
     """What another tool answers for N data-parallel ranks, as a function of the stage.
 
     `per_parameter(stage, ranks)`: bytes per parameter, None where the tool has no such stage.
-    `fixed_bytes(stage, ranks)`: what it adds whatever the model's size.
+    `fixed_bytes(stage, ranks)`: what it adds whatever the model's size. `per_largest_layer(stage)`: bytes for each
+    parameter of the largest module that owns some itself, whole on each rank.
     """
 
     label: str
@@ -161,11 +162,15 @@ class OtherTool:
     why: str
     source: str
     fixed_bytes: Callable[[int, int], int] = lambda stage, ranks: 0
+    per_largest_layer: Callable[[int], int] = lambda stage: 0
 
-    def bytes_per_gpu(self, n_params: int, stage: int, ranks: int) -> float | None:
-        """The tool's answer for a model of `n_params` parameters; None where it has no such stage."""
+    def bytes_per_gpu(self, n_params: int, stage: int, ranks: int, largest_layer: int = 0) -> float | None:
+        """The tool's answer for a model of `n_params` parameters; None where it has no such stage. `largest_layer`:
+        parameters of the largest module, 0 where it is not known; then the answer is without it."""
         each = self.per_parameter(stage, ranks)
-        return None if each is None else each * n_params + self.fixed_bytes(stage, ranks)
+        if each is None:
+            return None
+        return each * n_params + self.fixed_bytes(stage, ranks) + self.per_largest_layer(stage) * largest_layer
 
 
 def _by_stage(*formulas: Callable[[int], float] | None) -> Callable[[int, int], float | None]:
@@ -183,6 +188,16 @@ def _eleuther_buffers(stage: int, ranks: int) -> int:
     return (0, 1_000_000_000, 1_000_000_000, 3_000_000_000)[stage]
 
 
+# Without offload: 2 Psi + 18 Psi / N at stage 2, 18 Psi / N + 4 x largest layer at stage 3.
+DEEPSPEED_ESTIMATOR = OtherTool(
+    label="DeepSpeed's estimator",
+    per_parameter=_by_stage(None, None, lambda n: 2 + 18 / n, lambda n: 18 / n),
+    per_largest_layer=lambda stage: 4 if stage == 3 else 0,
+    why="16-bit + FP32 gradients; at stage 3 four bytes per parameter of the largest layer",
+    source="deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs; stage3.py, "
+    "estimate_zero3_model_states_mem_needs",
+)
+
 OTHER_TOOLS = (
     OtherTool(
         label="ZeRO paper",
@@ -190,12 +205,7 @@ OTHER_TOOLS = (
         why="2 + 2 + 12",
         source="arXiv 1910.02054, figure 1",
     ),
-    OtherTool(
-        label="DeepSpeed's estimator",
-        per_parameter=_by_stage(None, None, lambda n: 2 + 18 / n, lambda n: 18 / n),
-        why="16-bit + FP32 gradients",
-        source="deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs",
-    ),
+    DEEPSPEED_ESTIMATOR,
     OtherTool(
         label="DeepSpeed's documentation",
         per_parameter=_by_stage(None, None, lambda n: 4 + 16 / n, lambda n: 18 / n),

@@ -11,7 +11,7 @@ from generated_scenarios import scenarios
 from hypothesis import given, settings
 
 from memcore.budget import Budget, predict
-from memcore.buffers import above_floor
+from memcore.buffers import above_floor, estimator_bytes
 from memcore.compare import (
     CURVE_RANKS,
     PAPER_RANKS,
@@ -25,7 +25,7 @@ from memcore.compare import (
 )
 from memcore.errors import UserError
 from memcore.hardware import accelerators
-from memcore.recipes import CONVENTIONS, ConventionName
+from memcore.recipes import CONVENTIONS, DEEPSPEED_ESTIMATOR, ConventionName
 from memcore.scenario import Scenario, parse_scenario
 from memcore.units import GB
 from memcore.zero import account
@@ -166,8 +166,18 @@ class TestConventions:
     ],
 )
 def test_other_tools_answers_for_seven_b_on_eight_gpus(label: str, by_stage: tuple[float | None, ...]):
-    (row,) = [row for row in tool_rows(PSI, 8) if row.tool.label == label]
+    (row,) = [row for row in tool_rows(seven_b()) if row.tool.label == label]
     assert tuple(None if total is None else total / GB for total in row.bytes_by_stage) == pytest.approx(by_stage)
+
+
+def test_deepspeeds_estimator_is_the_same_in_the_table_and_on_the_buffers_page():
+    """stage3.py, estimate_zero3_model_states_mem_needs: 18 Psi / 8 and 4 bytes for each value of Llama-3.1-8B's
+    largest module, its table of 128,256 x 4,096; stage_1_and_2.py: 2 Psi + 18 Psi / 8."""
+    budget = seven_b(model={"name": "meta-llama/Llama-3.1-8B"})
+    (row,) = [row for row in tool_rows(budget) if row.tool is DEEPSPEED_ESTIMATOR]
+    psi = 8_030_261_248
+    assert row.bytes_by_stage == (None, None, 2 * psi + 18 * psi // 8, 18 * psi // 8 + 4 * 128_256 * 4_096)
+    assert estimator_bytes(budget) == {stage: row.bytes_by_stage[stage] for stage in (2, 3)}
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def _tools(budget: Budget, unit: ByteUnit) -> None:
                 _("Because of"): row.tool.why,
                 _("Source"): row.tool.source,
             }
-            for row in tool_rows(budget.states.n_params, ranks)
+            for row in tool_rows(budget)
         ],
         _("Other tools' answers by stage"),
     )
