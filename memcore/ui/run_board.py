@@ -184,7 +184,8 @@ def _opened(name: str, run: ScoredRun, record: Mapping[str, Any] | None, unit: B
         if reason := reason_of(run):
             st.info(reason, icon=":material/lightbulb:")
         if record is None:
-            st.caption(_(_FROM_HERE.get(run.regime, _NO_RECORD)))
+            instead = _FROM_HERE.get(run.regime, _NO_RECORD)
+            st.caption(_(instead))
             return
         with st.spinner(_("Predicting this run …")):
             score = score_run(record, 1, light_lane().ask, traced=True)
