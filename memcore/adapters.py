@@ -8,7 +8,7 @@ from math import prod
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.models import Inventory, Role, Tensor, TensorKind
+from memcore.inventory import Inventory, Role, Tensor, TensorKind
 from memcore.scenario import Lora
 
 

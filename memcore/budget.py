@@ -18,8 +18,9 @@ from memcore.errors import UserError
 from memcore.experts import separated
 from memcore.hardware import Accelerator, accelerator
 from memcore.i18n import gettext as _
+from memcore.inventory import Inventory
 from memcore.ladder import Ladder, ladder_of
-from memcore.models import Inventory, catalogue_inventory, catalogue_model, load_inventory
+from memcore.models import catalogue_inventory, catalogue_model, load_inventory
 from memcore.scenario import Model, Scenario
 from memcore.states import ModelStates, model_states
 from memcore.terms import Category, EvidenceKind, Formula, Phase, Term, Timeline, product, step_timeline

@@ -10,7 +10,7 @@ from memcore.budget import Budget, predict
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import NETWORK_BYTES_PER_S, Accelerator
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 from memcore.recipes import DEEPSPEED_ESTIMATOR
 from memcore.scenario import Method, parse_scenario, scenario_data
 from memcore.states import GRADIENT_STAGE

@@ -15,8 +15,9 @@ from transformers.conversion_mapping import _MODEL_TO_CONVERSION_PATTERN
 from transformers.pytorch_utils import Conv1D
 
 from memcore.configs import EXPERT_COUNTS, SHAPE_NAMES, check_config, named_class, normalise_config, packed_as
+from memcore.inventory import Block, Inventory, Role, Shapes, Tensor, TensorKind
 from memcore.loading import build_model, load_config, setting, text_config_of
-from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, dump_inventory
+from memcore.models import dump_inventory
 
 _USED_EXPERTS = (
     "num_experts_per_tok",

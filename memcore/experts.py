@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.models import EXPERT_TARGETS, Inventory, Role, Tensor, TensorKind
+from memcore.inventory import EXPERT_TARGETS, Inventory, Role, Tensor, TensorKind
 
 
 def expert_projections(fused_experts: str) -> tuple[str, str, str] | None:

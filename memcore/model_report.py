@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from memcore.models import Block, CatalogueModel, Inventory, Role, Tensor, catalogue_inventory, catalogue_model
+from memcore.inventory import Block, Inventory, Role, Tensor
+from memcore.models import CatalogueModel, catalogue_inventory, catalogue_model
 from memcore.recipes import DType
 
 

@@ -11,7 +11,7 @@ from memcore.explain import (
 from memcore.hardware import Accelerator
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
-from memcore.models import Role
+from memcore.inventory import Role
 from memcore.units import GB, ByteUnit, format_bytes, format_count
 
 ROLE_LABELS = {

@@ -11,7 +11,7 @@ from memcore.engines.fsdp1_moving import prefetches
 from memcore.engines.fsdp2_units import own_blocks
 from memcore.engines.zero3_gather import gathered_blocks
 from memcore.engines.zero3_order import END
-from memcore.models import Block, Inventory
+from memcore.inventory import Block, Inventory
 from memcore.terms import Category, Moment, Phase, Term
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from memcore.models import Role, Tensor
+from memcore.inventory import Role, Tensor
 from memcore.units import ceil_div
 
 # bitsandbytes 0.50, optim/optimizer.py: Optimizer2State.init_state (blocks of 256, tensors under

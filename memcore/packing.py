@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.models import Inventory, Role, Tensor, TensorKind
+from memcore.inventory import Inventory, Role, Tensor, TensorKind
 from memcore.scenario import Method, Quantization, Recipe
 from memcore.units import ceil_div
 

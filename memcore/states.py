@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from memcore.adapters import lora_tensors, saved_modules
 from memcore.engine_options import EngineName
-from memcore.models import Inventory, Tensor, TensorKind
+from memcore.inventory import Inventory, Tensor, TensorKind
 from memcore.optimizers import OPTIMIZERS, bytes_8bit, paged_bytes
 from memcore.packing import packed_bytes, packed_tensors, packing_of
 from memcore.recipes import CONVENTIONS, Convention, DType

@@ -20,7 +20,8 @@ from memcore.activations.held import architecture
 from memcore.activations.terms import layer_forms
 from memcore.counting import count_config
 from memcore.errors import UserError
-from memcore.models import Inventory, catalogue, load_inventory
+from memcore.inventory import Inventory
+from memcore.models import catalogue, load_inventory
 from memcore.scenario import Scenario, decode_config, parse_scenario
 from memcore.states import model_states
 from memcore.trace.request import read_request, trace_request

@@ -3,7 +3,8 @@
 from typing import Any
 
 from memcore.counting import count_config
-from memcore.models import Inventory, load_inventory
+from memcore.inventory import Inventory
+from memcore.models import load_inventory
 from memcore.scenario import Scenario, parse_scenario
 
 

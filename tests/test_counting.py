@@ -17,7 +17,8 @@ from memcore.activations.layer import Traits, layer_form
 from memcore.budget import Evidence, predict
 from memcore.counting import count_config
 from memcore.errors import UserError
-from memcore.models import Inventory, load_inventory
+from memcore.inventory import Inventory
+from memcore.models import load_inventory
 from memcore.scenario import decode_config, parse_scenario
 
 TRAITS = Traits(width=2, attention="flash")

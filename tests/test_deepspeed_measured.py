@@ -14,7 +14,8 @@ import pytest
 from memcore.budget import Evidence, predict
 from memcore.counting import count_config
 from memcore.engines.zero3_gather import GatherSettings, simulate
-from memcore.models import Inventory, load_inventory
+from memcore.inventory import Inventory
+from memcore.models import load_inventory
 from memcore.scenario import parse_scenario
 
 MEASURED = json.loads((Path(__file__).parent / "data" / "deepspeed_cpu.json").read_text(encoding="utf-8"))

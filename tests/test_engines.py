@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcore.budget import Budget, Evidence, predict
-from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, catalogue_inventory
+from memcore.inventory import Block, Inventory, Role, Shapes, Tensor, TensorKind
+from memcore.models import catalogue_inventory
 from memcore.scenario import parse_scenario
 from memcore.terms import Category, Phase
 

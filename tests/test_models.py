@@ -17,18 +17,8 @@ from peft import LoraConfig, get_peft_model
 from memcore.adapters import lora_tensors
 from memcore.counting import count_config
 from memcore.errors import UserError
-from memcore.models import (
-    Block,
-    Inventory,
-    Role,
-    Tensor,
-    TensorKind,
-    catalogue,
-    catalogue_inventory,
-    catalogue_model,
-    dump_inventory,
-    load_inventory,
-)
+from memcore.inventory import Block, Inventory, Role, Tensor, TensorKind
+from memcore.models import catalogue, catalogue_inventory, catalogue_model, dump_inventory, load_inventory
 from memcore.scenario import Lora
 
 SHAPED = [name for name, model in catalogue().items() if model.config is not None]

@@ -18,7 +18,8 @@ from memcore.budget import evidence_for, predict
 from memcore.configs import MAX_LAYERS, normalise_config, packed_as
 from memcore.counting import count_config
 from memcore.errors import UserError
-from memcore.models import Inventory, Role, load_inventory
+from memcore.inventory import Inventory, Role
+from memcore.models import load_inventory
 from memcore.scenario import decode_config, parse_scenario
 from memcore.terms import Category
 from memcore.trace.task import trace_task

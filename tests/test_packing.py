@@ -12,7 +12,8 @@ import torch
 
 from memcore.counting import count_config
 from memcore.errors import UserError
-from memcore.models import Inventory, Role, Tensor, TensorKind, catalogue_inventory, load_inventory
+from memcore.inventory import Inventory, Role, Tensor, TensorKind
+from memcore.models import catalogue_inventory, load_inventory
 from memcore.packing import Packing, is_packed, packed_bytes
 from memcore.scenario import Quantization, parse_scenario
 from memcore.states import State, model_states

@@ -14,7 +14,8 @@ import transformers
 from memcore.budget import predict
 from memcore.counting import inventory_of
 from memcore.errors import UserError
-from memcore.models import Inventory, Role, Tensor, TensorKind, catalogue_inventory
+from memcore.inventory import Inventory, Role, Tensor, TensorKind
+from memcore.models import catalogue_inventory
 from memcore.optimizers import OPTIMIZERS, OptimizerName, bytes_8bit, paged_bytes
 from memcore.scenario import Scenario, parse_scenario
 from memcore.states import ModelStates, model_states, precision_of

@@ -7,7 +7,7 @@ input (bitsandbytes before 0.43.2, autograd/_functions.py, MatMul4Bit: ``ctx.ten
 
 from collections.abc import Iterator
 
-from memcore.models import Block, Inventory, Role, Tensor, TensorKind
+from memcore.inventory import Block, Inventory, Role, Tensor, TensorKind
 from memcore.scenario import Scenario
 from memcore.states import ModelStates
 from memcore.terms import Category, Formula, Phase, Term, Timeline, in_phases, product

@@ -13,7 +13,7 @@ are left out.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from memcore.models import Block, Role, Shapes, Tensor, TensorKind
+from memcore.inventory import Block, Role, Shapes, Tensor, TensorKind
 
 _QKV = {"c_attn", "query_key_value", "qkv_proj", "Wqkv", "qkv"}
 _OUT = {"o_proj", "out_proj", "c_proj", "dense", "wo"}

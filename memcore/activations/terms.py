@@ -8,7 +8,7 @@ from memcore.activations.layer import LayerForm, Traits, layer_form, norm_bytes
 from memcore.activations.loss import held_width, loss_bytes, product_formula
 from memcore.activations.recompute import Checkpointing, checkpointing
 from memcore.engine_options import EngineName
-from memcore.models import Inventory, Role, Tensor
+from memcore.inventory import Inventory, Role, Tensor
 from memcore.recipes import ConventionName, DType
 from memcore.scenario import Device, Lora, Method, Scenario
 from memcore.states import ModelStates, precision_of

@@ -8,7 +8,7 @@ from memcore.engine_options import EngineName
 from memcore.engines.base import Inputs, is_update
 from memcore.engines.fsdp2_units import shard_values, trained_tensors
 from memcore.hardware import Accelerator
-from memcore.models import Tensor
+from memcore.inventory import Tensor
 from memcore.packing import is_packed, packing_of
 from memcore.terms import Category, EvidenceKind, Term, Timeline
 from memcore.trace.request import OWN_TENSORS

@@ -9,7 +9,8 @@ from memcore.budget import Evidence, inventory_for
 from memcore.configs import SHAPE_NAMES
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.models import Inventory, Shapes, catalogue_model
+from memcore.inventory import Inventory, Shapes
+from memcore.models import catalogue_model
 from memcore.scenario import Scenario
 from memcore.states import precision_of
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from memcore.engine_options import ENGINE_OPTIONS
-from memcore.models import Block, Inventory, Role
+from memcore.inventory import Block, Inventory, Role
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Scenario
 from memcore.states import ModelStates, State

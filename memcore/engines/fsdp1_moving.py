@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from memcore.engines.base import Inputs
 from memcore.engines.fsdp2_moving import Parts, part_term
 from memcore.engines.fsdp2_units import Unit, Units, units_of
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 from memcore.scenario import Method, Scenario
 from memcore.terms import Moment, Phase, Term
 

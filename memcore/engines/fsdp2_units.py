@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from memcore.adapters import lora_tensors
 from memcore.engines.base import Inputs
-from memcore.models import Block, Inventory, Role, Tensor
+from memcore.inventory import Block, Inventory, Role, Tensor
 from memcore.packing import is_packed, packing_of
 from memcore.recipes import ConventionName
 from memcore.scenario import Lora, Method, Scenario

@@ -4,7 +4,7 @@ Source: torchtune 0.4, training/memory.py, register_optim_in_bwd_hooks.
 """
 
 from memcore.engines.base import Inputs, largest_tensors
-from memcore.models import Role
+from memcore.inventory import Role
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
 
 # Tensors like one's state that torch's Adam and AdamW make in the step on it (see step_temporary).

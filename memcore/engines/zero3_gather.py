@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from memcore.engines.zero3_order import END, Visit, block_modules, step_layout
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 
 # Runs that are kept: a page asks for the same ones over and over, and a search for some hundred of one model.
 _KEPT_RUNS = 2048

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from memcore.models import Block, Inventory, Role, Tensor
+from memcore.inventory import Block, Inventory, Role, Tensor
 
 _ORDER = {Role.ATTENTION: 1, Role.NORM: 2, Role.MLP: 3, Role.EXPERTS: 3}
 _FIRST_NORMS = ("input_layernorm", "ln_1", "layer_norm1")

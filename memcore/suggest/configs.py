@@ -7,7 +7,7 @@ from typing import Any
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.engines.fsdp2_units import own_blocks
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 from memcore.recipes import ConventionName, DType
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import precision_of

@@ -9,7 +9,7 @@ from itertools import product
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.engines import Inputs
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 from memcore.scenario import DeepSpeedConfig, Device, Fsdp2Config, Scenario, ZeroConfig
 from memcore.suggest.traffic import overlaps_communication
 

@@ -13,7 +13,7 @@ from memcore.budget import Ask, Evidence, evidence_for, inventory_for
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 from memcore.recipes import CONVENTIONS, ConventionName
 from memcore.scenario import Device, Method, Scenario, parse_scenario, scenario_data
 from memcore.verify.case import MAX_LOCAL_RANKS, Case

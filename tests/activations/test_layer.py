@@ -29,7 +29,8 @@ from real_layers import BATCH, CONFIGS, LAYER, SEQUENCE, build, saved_bytes
 
 from memcore.activations import Activations, LayerForm, Traits, checkpointing, layer_form
 from memcore.counting import count_config
-from memcore.models import Block, Inventory, Role, Shapes, Tensor, TensorKind, catalogue_inventory, load_inventory
+from memcore.inventory import Block, Inventory, Role, Shapes, Tensor, TensorKind
+from memcore.models import catalogue_inventory, load_inventory
 from memcore.units import MIB
 
 TOKENS = BATCH * SEQUENCE

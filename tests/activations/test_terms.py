@@ -13,7 +13,8 @@ from published import published_inventory, published_scenario
 
 from memcore.activations import Kept, LayerForm, model_activations
 from memcore.budget import Budget, Evidence, Missing, predict
-from memcore.models import Role, catalogue, catalogue_inventory
+from memcore.inventory import Role
+from memcore.models import catalogue, catalogue_inventory
 from memcore.scenario import parse_scenario
 from memcore.terms import Phase
 

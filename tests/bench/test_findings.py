@@ -11,7 +11,7 @@ from memcore.bench.measurement import Measurement, Status
 from memcore.bench.slices import Slice
 from memcore.bench.sweeps import Sweep, SweepKind
 from memcore.bench.words import case_label, found_here, outcome
-from memcore.models import Shapes
+from memcore.inventory import Shapes
 from memcore.units import ByteUnit
 
 LENGTHS = (256, 512, 1024, 2048, 4096)

@@ -19,7 +19,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from memcore.counting import count_config
 from memcore.errors import UserError
 from memcore.experts import separated
-from memcore.models import Role, TensorKind, catalogue_inventory, load_inventory
+from memcore.inventory import Role, TensorKind
+from memcore.models import catalogue_inventory, load_inventory
 from memcore.trace import kernels
 from memcore.trace.building import DTYPES
 from memcore.trace.request import Adapters

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from memcore.engines.base import Inputs, backward_places, is_update, resident, step_temporary
 from memcore.engines.deepspeed.reduction import Gradient, Instant, Segment, pieces_of
 from memcore.engines.zero3_order import execution_key
-from memcore.models import Tensor
+from memcore.inventory import Tensor
 from memcore.scenario import Device, ZeroConfig
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, in_phases, product
