@@ -10,6 +10,7 @@ from memcore.budget import Budget, Missing, predict
 from memcore.buffers import largest_module, with_zero
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
+from memcore.fewest_gpus import fewest_gpus
 from memcore.hardware import Accelerator, accelerators
 from memcore.models import catalogue
 from memcore.recipes import CONVENTIONS, OTHER_TOOLS, Convention, ConventionName, OtherTool
@@ -28,7 +29,8 @@ class StageRow:
     """One ZeRO stage for the scenario's model and world size.
 
     `floor` is the paper's accounting; `peak_bytes` what the engine is predicted to reach, None where the
-    scenario's engine has no such stage. `smallest` is the fewest GPUs whose usable memory holds the floor.
+    scenario's engine has no such stage. `smallest` is the fewest GPUs that share whose usable memory holds the floor,
+    `fewest` the fewest on which the whole peak fits.
     """
 
     stage: int
@@ -36,30 +38,33 @@ class StageRow:
     peak_bytes: int | None
     communication: Communication
     smallest: int | None
+    fewest: int | None
 
 
 def stage_rows(budget: Budget) -> list[StageRow]:
     """The four stages side by side."""
+    return [_stage_row(budget, stage, _at_stage(budget, stage)) for stage in STAGES]
+
+
+def _stage_row(budget: Budget, stage: int, at_stage: Budget | None) -> StageRow:
     scenario, states = budget.scenario, budget.states
-    return [
-        StageRow(
-            stage=stage,
-            floor=account(states.states, stage, sharing_ranks(scenario.parallelism)),
-            peak_bytes=_peak_at(budget, stage),
-            communication=communication(scenario, states, budget.device, stage),
-            smallest=smallest_ranks(states.states, stage, budget.device.usable_bytes),
-        )
-        for stage in STAGES
-    ]
+    return StageRow(
+        stage=stage,
+        floor=account(states.states, stage, sharing_ranks(scenario.parallelism)),
+        peak_bytes=None if at_stage is None else at_stage.peak_bytes,
+        communication=communication(scenario, states, budget.device, stage),
+        smallest=smallest_ranks(states.states, stage, budget.device.usable_bytes),
+        fewest=None if at_stage is None else fewest_gpus(at_stage),
+    )
 
 
-def _peak_at(budget: Budget, stage: int) -> int | None:
+def _at_stage(budget: Budget, stage: int) -> Budget | None:
     if stage == budget.scenario.parallelism.stage:
-        return budget.peak_bytes
+        return budget
     if stage not in ENGINE_OPTIONS[budget.scenario.parallelism.engine].stages:
         return None
     try:
-        return with_zero(budget, {}, stage).peak_bytes
+        return with_zero(budget, {}, stage)
     except UserError:
         # The rest of the scenario (an offload, a convention) has no form at that stage.
         return None

@@ -169,8 +169,10 @@ class Communication:
         return sum(collective.bytes_per_gpu / collective.link_bytes_per_s for collective in self.collectives)
 
     def volume_in_parameters(self, n_params: int) -> float:
-        """Values moved per GPU and step, in multiples of the model's parameters: 2 or 3 in the paper."""
-        return sum(collective.elements * collective.times for collective in self.collectives) / n_params
+        """Values moved per GPU and step, in multiples of the model's parameters: 2 or 3 in the paper. One GPU moves
+        nothing."""
+        moving = [collective for collective in self.collectives if collective.ranks > 1]
+        return sum(collective.elements * collective.times for collective in moving) / n_params
 
 
 def communication(

@@ -187,6 +187,12 @@ def test_communication_volume_of_the_paper(stage: int, volume: int):
     assert moved.bytes_per_gpu == volume * PSI * 2 * 7 // 8
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_gpu_moves_nothing_at_any_stage(stage: int):
+    moved = budget(gpus=1, parallelism={"zero_stage": stage}).communication
+    assert (moved.volume_in_parameters(PSI), moved.bytes_per_gpu) == (0, 0)
+
+
 def test_ddp_and_fsdp2_move_2_and_3_psi():
     assert budget("ddp").communication.volume_in_parameters(PSI) == 2
     assert budget("fsdp2").communication.volume_in_parameters(PSI) == 3

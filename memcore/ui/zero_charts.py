@@ -8,6 +8,7 @@ from plotly.subplots import make_subplots
 from memcore.compare import CURVE_RANKS, StageRow
 from memcore.explain import CATEGORY_LABELS
 from memcore.i18n import gettext as _
+from memcore.i18n import ngettext
 from memcore.terms import Category
 from memcore.ui.charts import ROOM, STATE_CATEGORIES, capacity_line, layout, log_range, stacked, usable_trace
 from memcore.ui.palette import CATEGORY_COLOURS, GREY, STAGE_COLOURS
@@ -119,7 +120,11 @@ def world_sizes(
         if ranks is not None and ranks <= curves[stage][-1][0]:
             nearest = next(total for at, total in curves[stage] if at >= ranks)
             figure.add_scatter(
-                name=_("ZeRO-{stage} fits from {ranks} GPUs").format(stage=stage, ranks=f"{ranks:,}"),
+                name=ngettext(
+                    "ZeRO-{stage}: the states fit from {ranks} GPU on",
+                    "ZeRO-{stage}: the states fit from {ranks} GPUs on",
+                    ranks,
+                ).format(stage=stage, ranks=f"{ranks:,}"),
                 x=[ranks],
                 y=[max(nearest, 0) / unit.size if ranks in dict(curves[stage]) else usable / unit.size],
                 mode="markers",

@@ -5,11 +5,12 @@ import streamlit as st
 from memcore.budget import Budget, predict
 from memcore.compare import StageRow, paper_table, stage_rows, world_size_curve
 from memcore.explain import explain_share
+from memcore.fewest_gpus import MOST_GPUS
 from memcore.i18n import gettext as _
 from memcore.questions import EIGHT_SMALL_CARDS
 from memcore.scenario import Parallelism
 from memcore.ui import charts, verifying, zero_charts
-from memcore.ui.cards import downloads, figures, how_computed, opening, table
+from memcore.ui.cards import downloads, figures, how_computed, opening, table, text_table
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
 from memcore.verdict_words import verdict_sentence
 from memcore.zero import STAGES, sharing_ranks
@@ -20,8 +21,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     scenario, states = budget.scenario, budget.states
     rows = stage_rows(budget)
     opening(_("ZeRO stages"), budget, unit)
-    meaning = _("Model states per GPU: the paper's floor.")
-    figures([(f"ZeRO-{row.stage}", format_bytes(row.floor.total_bytes, unit), meaning) for row in rows])
+    _floors(rows, unit)
     usable = budget.ladder.usable
     st.plotly_chart(zero_charts.stages(rows, usable, unit), config=charts.CONFIG, alt=_("Memory per GPU by stage"))
     st.caption(
@@ -31,7 +31,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
         explain_share(state, scenario.parallelism.stage, scenario.parallelism.dp_shard, unit) for state in states.states
     )
     _slices(rows, scenario.parallelism)
-    st.subheader(_("From how many GPUs on it fits"))
+    numbers = _fewest(rows)
     curves = {stage: world_size_curve(states, stage) for stage in STAGES}
     st.plotly_chart(
         zero_charts.world_sizes(curves, {row.stage: row.smallest for row in rows}, usable, unit),
@@ -42,7 +42,18 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     _paper(unit)
     _eight_cards(unit)
     verifying.render(budget, unit)
-    downloads(budget, moved, "zero")
+    downloads(budget, [row | number for row, number in zip(moved, numbers, strict=True)], "zero")
+
+
+def _floors(rows: list[StageRow], unit: ByteUnit) -> None:
+    """The states per GPU at each stage; once where all stages are the same, as on one GPU."""
+    meaning = _("Model states per GPU: the paper's floor.")
+    sizes = {f"ZeRO-{row.stage}": format_bytes(row.floor.total_bytes, unit) for row in rows}
+    if len(set(sizes.values())) > 1:
+        figures([(stage, size, meaning) for stage, size in sizes.items()])
+        return
+    figures([(_("At every ZeRO stage"), sizes["ZeRO-0"], meaning)])
+    st.info(_("Nothing is divided here, so that all stages are the same: choose an engine and more GPUs."))
 
 
 def _slices(rows: list[StageRow], parallelism: Parallelism) -> None:
@@ -64,6 +75,30 @@ def _slices(rows: list[StageRow], parallelism: Parallelism) -> None:
         st.caption(text.format(drawn=most, ranks=f"{ranks:,}"))
 
 
+def _fewest(rows: list[StageRow]) -> list[dict[str, object]]:
+    st.subheader(_("On how few GPUs it fits"))
+
+    def number(count: int | None) -> str:
+        return _("none") if count is None else f"{count:,}"
+
+    numbers: list[dict[str, object]] = [
+        {
+            _("Stage"): f"ZeRO-{row.stage}",
+            _("GPUs that share the states alone"): number(row.smallest),
+            _("GPUs for the whole peak"): "—" if row.peak_bytes is None else number(row.fewest),
+        }
+        for row in rows
+    ]
+    text_table(numbers, _("The fewest GPUs for the states alone, and for the whole peak"))
+    st.caption(
+        _(
+            "The whole peak is this scenario's, error band included, with the same batch on each GPU: tried are up to "
+            "8 GPUs one by one, then nodes of 8 up to {most:,}. The curves below are of the states alone."
+        ).format(most=MOST_GPUS)
+    )
+    return numbers
+
+
 def _communication(rows: list[StageRow], unit: ByteUnit, budget: Budget) -> list[dict[str, object]]:
     st.subheader(_("What each stage moves"))
     moved: list[dict[str, object]] = [
@@ -73,7 +108,6 @@ def _communication(rows: list[StageRow], unit: ByteUnit, budget: Budget) -> list
             _("Moved, in parameters"): f"{row.communication.volume_in_parameters(budget.states.n_params):.3g} Ψ",
             _("Sent by each GPU"): format_bytes(row.communication.bytes_per_gpu, unit),
             _("Time at full rate"): format_seconds(row.communication.seconds),
-            _("Fits from"): "—" if row.smallest is None else _("{count} GPUs").format(count=f"{row.smallest:,}"),
         }
         for row in rows
     ]

@@ -242,6 +242,13 @@ class TestFigures:
         wanted = [format_bytes(row.floor.total_bytes) for row in stage_rows(predict(DEFAULT))]
         assert figures(opened(ZERO)) == wanted
 
+    def test_zero_stages_of_one_gpu_are_one(self):
+        at = opened(ZERO, s=write_link(parse_scenario({"model": {"n_params": 10**9}})))
+        assert figures(at) == ["16 GB"]
+        fewest = at.table[0].value
+        assert list(fewest["GPUs that share the states alone"]) == ["1"] * 4
+        assert list(fewest["GPUs for the whole peak"]) == ["1", "—", "—", "—"]
+
     def test_the_homes_chart_adds_up_to_the_phase_peaks(self):
         budget = predict(DEFAULT)
         bars = [trace for trace in charts(opened())[0]["data"] if trace["type"] == "bar"]
