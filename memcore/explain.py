@@ -14,7 +14,7 @@ from memcore.i18n import mark
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import State
-from memcore.terms import Category, EvidenceKind, Phase, Term
+from memcore.terms import Category, EvidenceKind, Moment, Phase, Term
 from memcore.trace.profile import ActivationProfile
 from memcore.units import ByteUnit, format_bytes, format_count, format_percent
 from memcore.zero import share, share_formula
@@ -37,6 +37,7 @@ PHASE_LABELS = {
     Phase.OPTIMIZER: mark("optimizer step"),
     Phase.IDLE: mark("between steps"),
 }
+SEGMENT_LABELS = {"reduce": mark("reduce"), "norm": mark("norm"), "gradients": mark("gradients")}
 VERDICT_LABELS = {
     Verdict.FITS: mark("Fits"),
     Verdict.UNCERTAIN: mark("Tight"),
@@ -204,6 +205,14 @@ class Explanation:
 def term_label(name: str) -> str:
     """A term's name in the current language."""
     return _(TERM_LABELS[name])
+
+
+def moment_label(moment: Moment) -> str:
+    """A moment of a step, such as ``backward[3]``: the layer, or what the phase then does, in brackets."""
+    phase, segment = _(PHASE_LABELS[moment.phase]), moment.segment
+    if segment is None:
+        return phase
+    return f"{phase}[{_(SEGMENT_LABELS[segment]) if isinstance(segment, str) else segment}]"
 
 
 def remedy(term: Term) -> str:

@@ -18,6 +18,7 @@ from memcore.explain import (
     assumptions,
     difference,
     explain_term,
+    moment_label,
     term_label,
 )
 from memcore.i18n import gettext as _
@@ -188,7 +189,7 @@ def _modules_text(budget: Budget, unit: ByteUnit) -> Iterator[str]:
     """What each module has alive at the fullest moment of forward and backward."""
     found = alive_by_module(budget)
     if found is not None:
-        title = _("Alive at {moment}, by module").format(moment=found.moment.label)
+        title = _("Alive at {moment}, by module").format(moment=moment_label(found.moment))
         yield table([(title, "", ""), *alive_rows(found, unit)], "<><")
 
 

@@ -19,6 +19,7 @@ from memcore.explain import (
     alive_rows,
     assumptions,
     difference,
+    moment_label,
     term_label,
 )
 from memcore.i18n import gettext as _
@@ -154,7 +155,7 @@ def _alive(budget: Budget, unit: ByteUnit) -> None:
     found = alive_by_module(budget)
     if found is None:
         return
-    st.subheader(_("Alive at {moment}, by module").format(moment=found.moment.label))
+    st.subheader(_("Alive at {moment}, by module").format(moment=moment_label(found.moment)))
     text_table(
         [
             {_("Module"): module, _("Size"): size, _("Kept as"): kept_as}

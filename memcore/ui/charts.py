@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from memcore.budget import Budget
 from memcore.buffers import AboveFloor
 from memcore.compare import CardRow, ParameterCost
-from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, term_label
+from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, moment_label, term_label
 from memcore.i18n import gettext as _
 from memcore.terms import Category, Phase
 from memcore.ui.palette import CATEGORY_COLOURS, GREY, TERM_COLOURS
@@ -193,7 +193,7 @@ def usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit
 
 def step(budget: Budget, unit: ByteUnit) -> go.Figure:
     """Memory over one step: every moment in order, categories stacked, the card's line, the binding moment marked."""
-    labels = [moment.label for moment in budget.timeline]
+    labels = [moment_label(moment) for moment in budget.timeline]
     moments = list(range(len(labels)))
     sums = [budget.by_category(index) for index in moments]
     figure = go.Figure()

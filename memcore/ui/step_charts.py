@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from memcore.budget import Budget
-from memcore.explain import PHASE_LABELS
+from memcore.explain import PHASE_LABELS, moment_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.one_step import StepPart, WholeLayers, step_parts, whole_layers
@@ -90,7 +90,7 @@ def _areas(
     edges: Sequence[float],
     unit: ByteUnit,
 ) -> None:
-    labels = [moment.label for moment in budget.timeline]
+    labels = [moment_label(moment) for moment in budget.timeline]
     for part, values in parts.items():
         hover = [
             f"{label}<br>{_(PART_LABELS[part])}: {format_bytes(value, unit)}<br>{_('all')}: {format_bytes(total, unit)}"
@@ -138,7 +138,7 @@ def _measured(
 def _layers(figure: go.Figure, layers: WholeLayers, budget: Budget, edges: Sequence[float]) -> None:
     """A strip for each block, coloured while it is gathered, in the order of the model from the top."""
     colour = STEP_COLOURS[StepPart.GATHERED]
-    labels = [moment.label for moment in budget.timeline]
+    labels = [moment_label(moment) for moment in budget.timeline]
     figure.add_heatmap(
         x=edges,
         y=list(range(len(layers.names))),

@@ -71,7 +71,7 @@ def _controls(budget: Budget) -> None:
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.segmented_control(_("Ranks"), choices, key=_RANKS, required=True) or choices[0]
         st.button(
-            _("Verify {engine} on this machine").format(engine=engine_label(budget.scenario)),
+            _("Verify {engine} on this machine").format(engine=_(engine_label(budget.scenario))),
             key="verify_start",
             icon=":material/verified:",
             disabled=missing or running is not None,

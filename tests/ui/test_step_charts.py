@@ -3,15 +3,21 @@
 Run: pytest tests/ui/test_step_charts.py
 """
 
+import json
+import re
+from collections.abc import Callable
+from contextvars import copy_context
 from typing import Any
 
 import pytest
 from plotly.graph_objects import Figure
 
 from memcore.budget import Budget, predict
+from memcore.i18n import use_language
 from memcore.one_step import StepPart, step_parts
 from memcore.scenario import parse_scenario
 from memcore.terms import Phase
+from memcore.ui.charts import step
 from memcore.ui.palette import STEP_COLOURS
 from memcore.ui.step_charts import PART_LABELS, step_of_engine
 from memcore.units import ByteUnit
@@ -89,3 +95,20 @@ def test_gathered_layers_have_their_strip(engine: str, stage: int | None):
         assert len(strip.z) == 32 + 3  # the embedding, the last norm and the head
         assert len(strip.z[0]) == 2 * 32 + 7
         assert figure.layout.yaxis2.title.text == "layer"
+
+
+@pytest.mark.parametrize("draw", [step_of_engine, step])
+def test_a_figure_names_its_moments_in_the_language_of_the_page(draw: Callable[[Budget, ByteUnit], Figure]):
+    def in_chinese() -> str:
+        use_language("zh")
+        return str(draw(of("deepspeed", 2), ByteUnit.GB).to_json())
+
+    drawn = json.loads(copy_context().run(in_chinese))
+    texts = [
+        str(text)
+        for each in [*drawn["data"], *drawn["layout"].get("annotations", [])]
+        for field in ("name", "text", "customdata", "hovertemplate")
+        for text in ([each.get(field)] if isinstance(each.get(field), str) else each.get(field) or [])
+    ]
+    assert texts
+    assert not [text for text in texts if re.search(r"forward|backward|loss|optimizer|idle|init", text)]
