@@ -5,22 +5,19 @@ command: 70 for an error of this program, 130 when interrupted.
 """
 
 import argparse
-import io
-import json
 import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import asdict, replace
 from functools import cache
-from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, NoReturn
 
 from memcore.bench import command as bench_command
 from memcore.budget import Verdict, evidence_for, predict
 from memcore.configs import check_config
+from memcore.console import complain, json_text, named, read_text, write
 from memcore.ds_config import MAX_DS_CONFIG_CHARS, read_ds_config
 from memcore.errors import UserError
 from memcore.hardware import accelerators
@@ -53,8 +50,6 @@ EXIT_INTERRUPTED = 130
 # Worker processes that score many runs; each takes a processor and about a gigabyte.
 SCORING_WORKERS = 2
 WIDTH = 100  # columns of text output
-_MESSAGE_CHARS = 1000
-_UTF8_BYTES_PER_CHAR = 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     try:
         status, text = _answer(argv)
-        _write(text)
+        write(text)
     except UserError as error:
-        _complain(str(error))
+        complain(str(error))
         return EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except Exception:
-        _complain(traceback.format_exc(), whole=True)
+        complain(traceback.format_exc(), whole=True)
         return EXIT_BROKEN
     return status
 
@@ -150,23 +145,23 @@ def _parser() -> _Parser:
 
 
 def _predict(args: argparse.Namespace) -> tuple[int, str]:
-    scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
+    scenario = parse_scenario(read_text(args.scenario, MAX_SCENARIO_CHARS))
     budget = predict(scenario, evidence_for(scenario, _ask, traced=args.trace))
-    text = _json(budget_report(budget)) if args.json else budget_text(budget, ByteUnit(args.unit))
+    text = json_text(budget_report(budget)) if args.json else budget_text(budget, ByteUnit(args.unit))
     return EXIT_STATUS[budget.verdict], text
 
 
 def _trace(args: argparse.Namespace) -> tuple[int, str]:
-    scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
+    scenario = parse_scenario(read_text(args.scenario, MAX_SCENARIO_CHARS))
     evidence = evidence_for(scenario, _ask, traced=True)
     request = trace_request(scenario)
     if evidence.profile is None or isinstance(request, str):
         raise UserError(evidence.untraced)
     if args.events:
         events = _ask("trace_events", request)["events"]
-        return 0, _json(events) if args.json else events_text(events)
+        return 0, json_text(events) if args.json else events_text(events)
     budget = predict(scenario, evidence)
-    text = _json(trace_report(budget)) if args.json else trace_text(budget, ByteUnit(args.unit))
+    text = json_text(trace_report(budget)) if args.json else trace_text(budget, ByteUnit(args.unit))
     return EXIT_STATUS[budget.verdict], text
 
 
@@ -175,45 +170,45 @@ def _models(args: argparse.Namespace) -> tuple[int, str]:
     if args.config is not None:
         counted = _ask("count_config", {"config": dict(_read_config(args.config))})
         report = config_report(counted, load_inventory(counted["inventory"]))
-        return 0, _json(report) if args.json else config_text(report, unit)
+        return 0, json_text(report) if args.json else config_text(report, unit)
     if args.name is not None:
         report = model_report(args.name)
-        return 0, _json(report) if args.json else model_text(report, unit)
+        return 0, json_text(report) if args.json else model_text(report, unit)
     models = [model_summary(model) for model in catalogue().values()]
-    return 0, _json(models) if args.json else catalogue_text(models)
+    return 0, json_text(models) if args.json else catalogue_text(models)
 
 
 def _gpus(args: argparse.Namespace) -> tuple[int, str]:
     known = list(accelerators().values())
-    return 0, _json([asdict(each) for each in known]) if args.json else gpus_text(known, ByteUnit(args.unit))
+    return 0, json_text([asdict(each) for each in known]) if args.json else gpus_text(known, ByteUnit(args.unit))
 
 
 def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
-    scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
+    scenario = parse_scenario(read_text(args.scenario, MAX_SCENARIO_CHARS))
     evidence = evidence_for(scenario, _ask)
-    reading = read_ds_config(_read(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
-    text = _json(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
+    reading = read_ds_config(read_text(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
+    text = json_text(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
     return EXIT_STATUS[reading.budget.verdict], text
 
 
 def _suggest(args: argparse.Namespace) -> tuple[int, str]:
-    suggestion, output = suggest_command.answer(args, _ask, _read)
-    return EXIT_STATUS[suggestion.after.verdict], output if isinstance(output, str) else _json(output)
+    suggestion, output = suggest_command.answer(args, _ask, read_text)
+    return EXIT_STATUS[suggestion.after.verdict], output if isinstance(output, str) else json_text(output)
 
 
 def _bench(args: argparse.Namespace) -> tuple[int, str]:
-    output = bench_command.answer(args, _ask, _read)
-    return 0, output if isinstance(output, str) else _json(output)
+    output = bench_command.answer(args, _ask, read_text)
+    return 0, output if isinstance(output, str) else json_text(output)
 
 
 def _verify(args: argparse.Namespace) -> tuple[int, str]:
-    output = verify_command.answer(args, _ask, _read)
-    return 0, output if isinstance(output, str) else _json(output)
+    output = verify_command.answer(args, _ask, read_text)
+    return 0, output if isinstance(output, str) else json_text(output)
 
 
 def _score(args: argparse.Namespace) -> tuple[int, str]:
-    status, output = score_command.answer(args, _scoring_lane().ask, _read, _scoring_limits().workers)
-    return status, output if isinstance(output, str) else _json(output)
+    status, output = score_command.answer(args, _scoring_lane().ask, read_text, _scoring_limits().workers)
+    return status, output if isinstance(output, str) else json_text(output)
 
 
 @cache
@@ -237,82 +232,10 @@ def _ask(task: str, payload: dict[str, Any]) -> Mapping[str, Any]:
     return _lane().ask(task, payload)
 
 
-# Input and output
-
-
 def _read_config(path: str) -> Mapping[str, Any]:
     limit = settings().max_upload_chars
-    config = decode_config(_read(path, limit), limit)
+    config = decode_config(read_text(path, limit), limit)
     if not isinstance(config, Mapping):
-        raise UserError(_("{path} holds no JSON object, which a config.json is.").format(path=_named(path)))
+        raise UserError(_("{path} holds no JSON object, which a config.json is.").format(path=named(path)))
     check_config(config)
     return config
-
-
-def _read(path: str, limit: int) -> str:
-    """The text of a file, or of standard input for "-"; at most `limit` characters of it."""
-    name, most = _named(path), limit * _UTF8_BYTES_PER_CHAR
-    try:
-        if path == "-":
-            content = _standard_input().read(most + 1)
-        else:
-            with Path(path).open("rb") as file:
-                content = file.read(most + 1)
-        text = content.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(_("{path} does not exist.").format(path=name)) from None
-    except IsADirectoryError:
-        raise UserError(_("{path} is a directory; give a JSON file.").format(path=name)) from None
-    except UnicodeDecodeError:
-        raise UserError(_("{path} is not text in UTF-8.").format(path=name)) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(_("{path} cannot be read ({reason}).").format(path=name, reason=reason)) from None
-    if len(text) > limit:
-        raise UserError(
-            _("{path} is longer than the {limit:,} characters that are read.").format(path=name, limit=limit)
-        )
-    return text
-
-
-def _standard_input() -> BinaryIO:
-    if sys.stdin is None:
-        raise ValueError(_("it is closed"))
-    return sys.stdin.buffer
-
-
-def _named(path: str) -> str:
-    return _("standard input") if path == "-" else path[:200] or '""'
-
-
-def _json(data: object) -> str:
-    """JSON text. ASCII only, so that any encoding of the output can carry it."""
-    return json.dumps(data, indent=2, allow_nan=False)
-
-
-def _write(text: str) -> None:
-    """Write the output, whole or with a UserError: a pipe may be closed, a disk full."""
-    if sys.stdout is None:
-        raise UserError(_("The output cannot be written ({reason}).").format(reason=_("it is closed")))
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
-    try:
-        sys.stdout.write(f"{text}\n" if text else "")
-        sys.stdout.flush()
-    except (OSError, ValueError) as error:
-        # What is left in the buffer would fail again, with a traceback, when the interpreter ends.
-        with suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(_("The output cannot be written ({reason}).").format(reason=reason)) from None
-
-
-def _complain(message: str, *, whole: bool = False) -> None:
-    """Write to standard error, if there is one: a sentence as one line that no terminal takes for a command."""
-    if sys.stderr is None:
-        return
-    if not whole:
-        message = "".join(each if each.isprintable() else "?" for each in message)[:_MESSAGE_CHARS] + "\n"
-    with suppress(OSError, ValueError):
-        sys.stderr.write(message)
-        sys.stderr.flush()

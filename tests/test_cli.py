@@ -346,7 +346,7 @@ def test_an_interrupt_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     def interrupt(_text: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_read", lambda _path, _limit: "{}")
+    monkeypatch.setattr(cli, "read_text", lambda _path, _limit: "{}")
     monkeypatch.setattr(cli, "parse_scenario", interrupt)
     assert main(["predict", "-"]) == 130
     assert capsys.readouterr() == ("", "")

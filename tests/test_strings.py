@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 WRITING_FOR_USERS = [
     ROOT / "app.py",
     *sorted(ROOT.glob("pages/*.py")),
-    *sorted((ROOT / "memcore" / "ui").glob("*.py")),
-    *(ROOT / "memcore" / name for name in ("explain.py", "questions.py", "cli.py")),
+    *sorted((ROOT / "memcore" / "ui").rglob("*.py")),
+    *(ROOT / "memcore" / name for name in ("explain.py", "verdict_words.py", "questions.py", "console.py", "cli.py")),
 ]
 EVERYWHERE = sorted((ROOT / "memcore").rglob("*.py"))
 
@@ -116,7 +116,8 @@ def _shown_arguments(node: ast.Call) -> Iterator[ast.expr]:
         yield from node.args
     elif name in FIRST_SHOWN:
         yield from node.args[:1]
-    yield from (keyword.value for keyword in node.keywords if keyword.arg in SHOWN_KEYWORDS)
+    keywords = SHOWN_KEYWORDS - {"name"} if name == "PlanField" else SHOWN_KEYWORDS  # a field's own name, not its label
+    yield from (keyword.value for keyword in node.keywords if keyword.arg in keywords)
 
 
 def _words_in(shown: ast.expr) -> Iterator[tuple[int, str]]:

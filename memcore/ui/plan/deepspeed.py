@@ -106,7 +106,7 @@ ZERO_FIELDS = (
     ),
     _of_stage_3(
         "stage3_param_persistence_threshold",
-        mark("In elements. Parameters smaller than this are never divided."),
+        mark("In elements. Parameters of at most this size are never divided."),
         step=10_000,
     ),
 )
