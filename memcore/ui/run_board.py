@@ -167,10 +167,10 @@ def _row(run: ScoredRun, unit: ByteUnit) -> dict[str, object]:
         _("Error (%)"): round(run.error_pct or 0, 1),
         _("Evidence"): evidence_label(run.evidence),
         _("Measured as"): metric_label(run.metric),
-        _("Regime"): run.regime,
         _("Engine"): engine_label(run.engine),
         _("Method"): method_label(run.method),
         _("Source"): source_link(run.source) or None,
+        _("Regime"): run.regime,
     }
 
 
