@@ -28,6 +28,7 @@ from memcore.model_report import config_report, model_report, model_summary
 from memcore.model_text import catalogue_text, config_text, gpus_text, model_text
 from memcore.models import catalogue, load_inventory
 from memcore.report import budget_report, reading_report, trace_report
+from memcore.reported import MAX_REPORT_CHARS, find, findings_report, findings_text, read_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_config, parse_scenario
 from memcore.score import command as score_command
 from memcore.settings import settings
@@ -128,6 +129,10 @@ def _parser() -> _Parser:
     ds_config = command("ds-config", _ds_config, about_ds)
     ds_config.add_argument("file", metavar="DS_CONFIG.json", help=_('a DeepSpeed config; "-" reads standard input'))
     ds_config.add_argument("scenario", metavar="SCENARIO.json", help=_("the scenario that it is for"))
+    about_oom = _("what an out-of-memory message or another memory report says, also beside a scenario's prediction")
+    oom = command("oom", _oom, about_oom)
+    oom.add_argument("file", metavar="REPORT.txt", help=_('the text; "-" reads standard input'))
+    oom.add_argument("scenario", metavar="SCENARIO.json", nargs="?", help=_("the scenario that ran out of memory"))
     about_suggest = _(
         "the engine's settings for a goal: least memory, or most speed that fits; with the file that sets them"
     )
@@ -189,6 +194,16 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
     reading = read_ds_config(read_text(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
     text = json_text(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
     return EXIT_STATUS[reading.budget.verdict], text
+
+
+def _oom(args: argparse.Namespace) -> tuple[int, str]:
+    report = read_report(_read(args.file, MAX_REPORT_CHARS))
+    budget = None
+    if args.scenario is not None:
+        scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
+        budget = predict(scenario, evidence_for(scenario, _ask))
+    found = find(report, budget)
+    return 0, _json(findings_report(found)) if args.json else findings_text(found, ByteUnit(args.unit))
 
 
 def _suggest(args: argparse.Namespace) -> tuple[int, str]:

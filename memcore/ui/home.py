@@ -10,7 +10,7 @@ from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.questions import QUESTIONS, Question
 from memcore.report import budget_rows
-from memcore.ui import charts, own_runs, scoreboard, state
+from memcore.ui import charts, memory_report, own_runs, scoreboard, state
 from memcore.ui.cards import beside_trace, downloads, figures, headroom_text, how_computed, opening, text_table
 from memcore.ui.frame import open_page
 from memcore.units import ByteUnit, format_bytes
@@ -104,6 +104,7 @@ def _answer(budget: Budget, unit: ByteUnit) -> None:
     how_computed(explain_term(term, unit) for term, _share in budget.at_peak())
     rows = budget_rows(budget)
     downloads(budget, rows, "budget")
+    memory_report.render(budget, unit)
     _walk_through(unit)
 
 

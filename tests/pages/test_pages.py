@@ -339,6 +339,26 @@ class TestWidgets:
             assert question.answered(ByteUnit.GB) in shown
 
 
+def test_a_pasted_out_of_memory_message_is_explained_beside_the_scenario():
+    """hiyouga/LlamaFactory#1221, whose request is 4 bytes for an eighth of 6,738,415,616 parameters."""
+    scenario = {
+        "model": {"n_params": 6_738_415_616},
+        "hardware": {"gpu": "V100-32GB", "gpus": 8},
+        "parallelism": {"engine": "deepspeed", "zero_stage": 2},
+    }
+    at = opened(s=write_link(parse_scenario(scenario)))
+    message = (
+        "CUDA out of memory. Tried to allocate 3.14 GiB (GPU 0; 31.75 GiB total capacity; 28.28 GiB already allocated; "
+        "1.95 GiB free; 28.28 GiB reserved in total by PyTorch)"
+    )
+    change(at, memory_report_text=message)
+    said = " ".join(element.value for element in at.main.markdown)
+    assert "fragmentation is not the cause" in said
+    assert "this GPU's slice of all trained parameters" in said
+    change(at, memory_report_text="Killed")
+    assert any("No memory report is known" in error.value for error in at.main.error)
+
+
 class TestRefusedInput:
     """One sentence at the field; the last good scenario and its figures stay."""
 
