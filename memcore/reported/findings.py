@@ -10,7 +10,7 @@ from enum import StrEnum
 
 from memcore.budget import Budget
 from memcore.engine_options import EngineName
-from memcore.models import Inventory
+from memcore.inventory import Inventory
 from memcore.reported.text import Quantity, Report
 from memcore.units import MIB, ceil_div, round_up
 
