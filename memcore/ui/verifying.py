@@ -70,8 +70,9 @@ def _controls(budget: Budget) -> None:
         st.session_state[_RANKS] = choices[0]
     with st.container(horizontal=True, vertical_alignment="bottom"):
         chosen = st.segmented_control(_("Ranks"), choices, key=_RANKS, required=True) or choices[0]
+        name = _("single GPU") if engine is EngineName.SINGLE else engine_label(budget.scenario)
         st.button(
-            _("Verify {engine} on this machine").format(engine=_(engine_label(budget.scenario))),
+            _("Verify {engine} on this machine").format(engine=name),
             key="verify_start",
             icon=":material/verified:",
             disabled=missing or running is not None,
