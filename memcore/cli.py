@@ -197,13 +197,13 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
 
 
 def _oom(args: argparse.Namespace) -> tuple[int, str]:
-    report = read_report(_read(args.file, MAX_REPORT_CHARS))
+    report = read_report(read_text(args.file, MAX_REPORT_CHARS))
     budget = None
     if args.scenario is not None:
-        scenario = parse_scenario(_read(args.scenario, MAX_SCENARIO_CHARS))
+        scenario = parse_scenario(read_text(args.scenario, MAX_SCENARIO_CHARS))
         budget = predict(scenario, evidence_for(scenario, _ask))
     found = find(report, budget)
-    return 0, _json(findings_report(found)) if args.json else findings_text(found, ByteUnit(args.unit))
+    return 0, json_text(findings_report(found)) if args.json else findings_text(found, ByteUnit(args.unit))
 
 
 def _suggest(args: argparse.Namespace) -> tuple[int, str]:
