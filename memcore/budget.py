@@ -97,6 +97,11 @@ class Budget:
     band: Band
 
     @property
+    def activations_from(self) -> EvidenceKind:
+        """Where the figures of activations and loss come from."""
+        return EvidenceKind.FORMULA if self.evidence.profile is None else EvidenceKind.TRACE
+
+    @property
     def peak_index(self) -> int:
         """The moment of the peak; the first of equals."""
         return self.totals.index(max(self.totals))

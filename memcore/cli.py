@@ -1,7 +1,7 @@
 """The command line: ``python -m memcore predict``, ``trace``, ``models`` and others, as tables or as JSON.
 
-Exit status of predict: 0 fits, 1 does not fit, 2 the input cannot be read or answered, 3 uncertain. Any
-command: 70 for an error of this program, 130 when interrupted.
+Exit status of predict: 0 fits, 1 does not fit, 2 the input cannot be read or answered, the run cannot take place or was
+not traced as asked, 3 uncertain. Any command: 70 for an error of this program, 130 when interrupted.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any, NoReturn
 
 from memcore.bench import command as bench_command
-from memcore.budget import Verdict, evidence_for, predict
+from memcore.budget import Budget, Verdict, evidence_for, predict
 from memcore.configs import check_config
 from memcore.console import complain, json_text, named, read_text, write
 from memcore.ds_config import MAX_DS_CONFIG_CHARS, read_ds_config
@@ -27,6 +27,7 @@ from memcore.jobs import LaneLimits, LightLane
 from memcore.model_report import config_report, model_report, model_summary
 from memcore.model_text import catalogue_text, config_text, gpus_text, model_text
 from memcore.models import catalogue, load_inventory
+from memcore.notices import NoticeKind, notices
 from memcore.report import budget_report, reading_report, trace_report
 from memcore.reported import MAX_REPORT_CHARS, find, findings_report, findings_text, read_report
 from memcore.scenario import MAX_SCENARIO_CHARS, decode_config, parse_scenario
@@ -153,7 +154,17 @@ def _predict(args: argparse.Namespace) -> tuple[int, str]:
     scenario = parse_scenario(read_text(args.scenario, MAX_SCENARIO_CHARS))
     budget = predict(scenario, evidence_for(scenario, _ask, traced=args.trace))
     text = json_text(budget_report(budget)) if args.json else budget_text(budget, ByteUnit(args.unit))
-    return EXIT_STATUS[budget.verdict], text
+    return _status(budget, traced=args.trace), text
+
+
+def _status(budget: Budget, *, traced: bool = False) -> int:
+    """The exit status of an answer. `traced`: whether a trace was asked for; what is not answered is not a verdict, and
+    standard error says so, whatever is done with the output."""
+    known = notices(budget, ByteUnit.GB)
+    unanswered = [each for each in known if each.stops or (traced and each.kind is NoticeKind.NOT_TRACED)]
+    for notice in unanswered:
+        complain(notice.text)
+    return EXIT_BAD_INPUT if unanswered else EXIT_STATUS[budget.verdict]
 
 
 def _trace(args: argparse.Namespace) -> tuple[int, str]:
@@ -167,7 +178,7 @@ def _trace(args: argparse.Namespace) -> tuple[int, str]:
         return 0, json_text(events) if args.json else events_text(events)
     budget = predict(scenario, evidence)
     text = json_text(trace_report(budget)) if args.json else trace_text(budget, ByteUnit(args.unit))
-    return EXIT_STATUS[budget.verdict], text
+    return _status(budget), text
 
 
 def _models(args: argparse.Namespace) -> tuple[int, str]:
@@ -193,7 +204,7 @@ def _ds_config(args: argparse.Namespace) -> tuple[int, str]:
     evidence = evidence_for(scenario, _ask)
     reading = read_ds_config(read_text(args.file, MAX_DS_CONFIG_CHARS), scenario, evidence)
     text = json_text(reading_report(reading)) if args.json else ds_config_text(reading, ByteUnit(args.unit))
-    return EXIT_STATUS[reading.budget.verdict], text
+    return _status(reading.budget), text
 
 
 def _oom(args: argparse.Namespace) -> tuple[int, str]:
@@ -208,7 +219,7 @@ def _oom(args: argparse.Namespace) -> tuple[int, str]:
 
 def _suggest(args: argparse.Namespace) -> tuple[int, str]:
     suggestion, output = suggest_command.answer(args, _ask, read_text)
-    return EXIT_STATUS[suggestion.after.verdict], output if isinstance(output, str) else json_text(output)
+    return _status(suggestion.after), output if isinstance(output, str) else json_text(output)
 
 
 def _bench(args: argparse.Namespace) -> tuple[int, str]:

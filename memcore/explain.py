@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from memcore.accuracy.band import Band
 from memcore.alive import AliveTable
-from memcore.budget import Budget, Missing, Verdict
+from memcore.budget import Budget, Missing
 from memcore.compare import PhasePair
 from memcore.configs import named_class
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
@@ -38,11 +38,6 @@ PHASE_LABELS = {
     Phase.IDLE: mark("between steps"),
 }
 SEGMENT_LABELS = {"reduce": mark("reduce"), "norm": mark("norm"), "gradients": mark("gradients")}
-VERDICT_LABELS = {
-    Verdict.FITS: mark("Fits"),
-    Verdict.UNCERTAIN: mark("Tight"),
-    Verdict.DOES_NOT_FIT: mark("Does not fit"),
-}
 NO_CLOSED_FORM = mark("No closed form stands for this model under this recipe: its activations are always traced.")
 EVIDENCE_LABELS = {
     EvidenceKind.FORMULA: mark("formula"),
@@ -287,7 +282,7 @@ def assumptions(budget: Budget, unit: ByteUnit) -> str:
 def _band_name(band: Band) -> str:
     if band.earned:
         return _("error band {band}% ({runs} published runs)").format(band=band.percent, runs=band.runs)
-    return _("error band {band}% (no published runs like this)").format(band=band.percent)
+    return _("error band {band}%, assumed").format(band=band.percent)
 
 
 _UNIT_NAMES = {ByteUnit.GB: "GB (1e9 bytes)", ByteUnit.GIB: "GiB (2^30 bytes)"}

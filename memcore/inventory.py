@@ -165,6 +165,20 @@ class Inventory:
         """The decoder layers, in order."""
         return tuple(block for block in self.blocks if block.layer is not None)
 
+    @cached_property
+    def learns_positions(self) -> bool:
+        """Whether positions are looked up in a table that is trained, and so ends: such as GPT-2's and OPT's, whose
+        first two rows are of no position (transformers 5, OPTLearnedPositionalEmbedding)."""
+        tables = (
+            tensor.shape[0]
+            for block in self.blocks
+            for tensor in block.tensors
+            if tensor.kind is TensorKind.EMBEDDING
+            and tensor.role is not Role.VISION
+            and any(word in f"{block.name}.{tensor.name}" for word in ("wpe", "position"))
+        )
+        return any(self.shapes.max_positions <= rows <= self.shapes.max_positions + 2 for rows in tables)
+
     @property
     def largest_layer(self) -> Block:
         """The decoder layer with the most parameters (the largest block where there are no layers)."""

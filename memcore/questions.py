@@ -11,7 +11,6 @@ from memcore.i18n import mark
 from memcore.scenario import Scenario, parse_scenario
 from memcore.terms import Category
 from memcore.units import ByteUnit, format_bytes
-from memcore.verdict_words import headroom
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +72,7 @@ def _stage_one(budget: Budget, unit: ByteUnit) -> str:
         "optimizer": static.optimizer_bytes,
         "total": static.total_bytes,
         "peak": budget.peak_bytes,
-        "left": headroom(budget),
+        "left": budget.ladder.headroom,
     }
     return text.format(**{name: format_bytes(size, unit) for name, size in sizes.items()})
 

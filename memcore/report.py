@@ -1,6 +1,7 @@
 """The answer as data for other programs: JSON and table rows, in whole bytes and unrounded numbers.
 
-Keys carry their units. Nothing here is translated: these are identifiers, not sentences.
+Keys carry their units. They and their values are identifiers, which are not translated; only warnings and notes are
+sentences, in the current language.
 """
 
 from collections.abc import Mapping
@@ -14,9 +15,11 @@ from memcore.ds_config import Reading
 from memcore.ladder import Ladder
 from memcore.model_report import by_shapes
 from memcore.models import catalogue_model
+from memcore.notices import notices
 from memcore.scenario import scenario_data
 from memcore.terms import Phase, Term
 from memcore.trace.profile import dump_profile
+from memcore.units import ByteUnit
 from memcore.zero import Communication
 
 
@@ -36,10 +39,16 @@ def budget_report(budget: Budget) -> dict[str, Any]:
         "error_band": "published_runs" if budget.band.earned else "assumed",
         "error_band_runs": budget.band.runs,
         "not_counted": [part.value for part in budget.missing],
+        "warnings": [
+            {"kind": notice.kind.value, "stops": notice.stops, "text": notice.text}
+            for notice in notices(budget, ByteUnit.GB)
+        ],
         "static": {**asdict(budget.static), "total_bytes": budget.static.total_bytes},
         "ladder": _ladder(budget.ladder, budget),
         "by_phase": {phase.value: budget.totals[index] for phase, index in budget.phase_peaks().items()},
         "terms": [_term(term, budget) for term in budget.terms],
+        "start": _start(budget.start),
+        "activations_from": budget.activations_from.value,
         "precision": {"label": budget.states.precision.label, "source": budget.states.precision.citation},
         "parameters": {
             "total": budget.states.n_params,
@@ -79,6 +88,8 @@ def budget_rows(budget: Budget) -> list[dict[str, Any]]:
 def _ladder(ladder: Ladder, budget: Budget) -> dict[str, Any]:
     return {
         "allocated_bytes": ladder.allocated,
+        "needed_bytes": ladder.needed,
+        "headroom_bytes": ladder.headroom,
         "reserved_bytes": ladder.reserved,
         "reserved_evidence": ladder.reserved_evidence.value,
         "reserved_source": ladder.reserved_source,
@@ -86,6 +97,7 @@ def _ladder(ladder: Ladder, budget: Budget) -> dict[str, Any]:
         "runtime_evidence": ladder.runtime.evidence.value,
         "runtime_source": ladder.runtime.source,
         "device_bytes": ladder.device,
+        "cached_bytes": ladder.cached if ladder.steady else None,
         "usable_bytes": ladder.usable,
         "usable_evidence": budget.device.usable_evidence.value,
         "usable_source": budget.device.usable_source,
@@ -104,6 +116,13 @@ def _term(term: Term, budget: Budget) -> dict[str, Any]:
         "evidence": term.evidence.value,
         "source": term.source,
     }
+
+
+def _start(start: Term | None) -> dict[str, Any] | None:
+    """What the engine's start takes where the whole model is made on the GPU first; None where it is not predicted."""
+    if start is None:
+        return None
+    return {"bytes": start.largest, "formula": asdict(start.formula), "source": start.source}
 
 
 def _active(budget: Budget) -> int | None:

@@ -22,9 +22,12 @@ from memcore.explain import (
     term_label,
 )
 from memcore.i18n import gettext as _
+from memcore.ladder import SEGMENT_SOURCE, Ladder
 from memcore.model_text import counted_text
+from memcore.notices import notices
+from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
-from memcore.verdict_words import device_label, reserved_label, verdict_sentence
+from memcore.verdict_words import signed, verdict_sentence
 
 
 class _Sources:
@@ -44,7 +47,7 @@ def budget_text(budget: Budget, unit: ByteUnit) -> str:
     """A budget for reading: verdict, assumptions, terms, ladder, phases, states, communication and sources."""
     sources = _Sources()
     parts = [
-        "\n".join(wrap(verdict_sentence(budget, unit))),
+        *_verdict(budget, unit),
         "\n".join(wrap(assumptions(budget, unit))),
         _terms_table(budget, unit, sources),
         _ladder_table(budget, unit, sources),
@@ -56,6 +59,15 @@ def budget_text(budget: Budget, unit: ByteUnit) -> str:
     if budget.evidence.config_defaults is not None:
         parts += counted_text(budget.evidence.config_defaults, budget.evidence.quantised_as)
     return "\n\n".join([*parts, _("Sources") + "\n" + sources.text()])
+
+
+def _verdict(budget: Budget, unit: ByteUnit) -> list[str]:
+    """The verdict, and what there is to know beside it; what stops the run comes before it."""
+    known = notices(budget, unit)
+    stops = [line for notice in known if notice.stops for line in wrap(notice.text)]
+    beside = [line for notice in known if not notice.stops for line in wrap(f"* {notice.text}")]
+    parts = ("\n".join(stops), "\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(beside))
+    return [part for part in parts if part]
 
 
 def _terms_table(budget: Budget, unit: ByteUnit, sources: _Sources) -> str:
@@ -75,10 +87,10 @@ def _ladder_table(budget: Budget, unit: ByteUnit, sources: _Sources) -> str:
         (_("From tensors to the card"), _("Bytes"), _("Evidence"), _("Source")),
         (_("Allocated at the peak, the sum of all terms"), format_bytes(ladder.allocated, unit), "", ""),
         (
-            reserved_label(ladder),
-            format_bytes(ladder.reserved, unit),
-            _(EVIDENCE_LABELS[ladder.reserved_evidence]),
-            sources.mark(ladder.reserved_source),
+            _("The same in whole segments of the allocator"),
+            format_bytes(ladder.held, unit),
+            _(EVIDENCE_LABELS[EvidenceKind.FORMULA]),
+            sources.mark(SEGMENT_SOURCE),
         ),
         (
             term_label(runtime.name),
@@ -86,15 +98,28 @@ def _ladder_table(budget: Budget, unit: ByteUnit, sources: _Sources) -> str:
             _(EVIDENCE_LABELS[runtime.evidence]),
             sources.mark(runtime.source),
         ),
-        (device_label(ladder), format_bytes(ladder.device, unit), "", ""),
+        (_("Needed, at least"), format_bytes(ladder.needed, unit), "", ""),
+        *_after_steps(ladder, unit, sources),
         (
             _("What the card can give ({gpu})").format(gpu=device.label),
             format_bytes(ladder.usable, unit),
             _(EVIDENCE_LABELS[device.usable_evidence]),
             sources.mark(device.usable_source),
         ),
+        (_("Headroom, less what is needed"), signed(ladder.headroom, unit), "", ""),
     ]
     return table(rows, "~><<")
+
+
+def _after_steps(ladder: Ladder, unit: ByteUnit, sources: _Sources) -> list[tuple[str, str, str, str]]:
+    """What the allocator holds after some steps, where a trace says so and the card has it."""
+    if not ladder.steady:
+        return []
+    evidence, source = _(EVIDENCE_LABELS[ladder.reserved_evidence]), sources.mark(ladder.reserved_source)
+    return [
+        (_("Reserved after some steps, cache included"), format_bytes(ladder.reserved, unit), evidence, source),
+        (_("What nvidia-smi then shows, about"), format_bytes(ladder.device, unit), "", ""),
+    ]
 
 
 def _phases_table(budget: Budget, unit: ByteUnit) -> str:
@@ -157,8 +182,8 @@ def ds_config_text(reading: Reading, unit: ByteUnit) -> str:
         )
     unknown = [_("Unknown keys: {keys}.").format(keys=", ".join(reading.unknown))] if reading.unknown else []
     notes = [line for note in [*reading.notes, *unknown] for line in wrap(f"* {note}")]
-    verdict = wrap(verdict_sentence(reading.budget, unit))
-    return "\n\n".join(part for part in ("\n".join(verdict), "\n".join(notes), table(rows, "<><>~")) if part)
+    parts = (*_verdict(reading.budget, unit), "\n".join(notes), table(rows, "<><>~"))
+    return "\n\n".join(part for part in parts if part)
 
 
 def trace_text(budget: Budget, unit: ByteUnit) -> str:
@@ -181,7 +206,7 @@ def trace_text(budget: Budget, unit: ByteUnit) -> str:
         (term_label(term.name), format_bytes(share, unit), _(EVIDENCE_LABELS[term.evidence]))
         for term, share in budget.at_peak()
     ]
-    parts = ["\n".join(wrap(verdict_sentence(budget, unit))), "\n".join(wrap(about_trace(profile))), *profile.notes]
+    parts = [*_verdict(budget, unit), "\n".join(wrap(about_trace(profile)))]
     return "\n\n".join([*parts, beside, table(alive, "<><"), *_modules_text(budget, unit)])
 
 

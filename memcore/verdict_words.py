@@ -1,61 +1,84 @@
-"""The verdict in words, the figures under it, and what a user should know beside it."""
+"""The verdict in words, and the figures under it."""
 
 from collections.abc import Callable
 
 from memcore.budget import Budget, Verdict
 from memcore.explain import MISSING_LABELS, PHASE_LABELS, term_label
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 from memcore.ladder import Ladder
-from memcore.units import ByteUnit, format_bytes, format_count
+from memcore.trace.request import trace_request
+from memcore.units import ByteUnit, format_bytes
+
+_WORDS = {
+    Verdict.FITS: mark("Fits"),
+    Verdict.UNCERTAIN: mark("Tight"),
+    Verdict.DOES_NOT_FIT: mark("Does not fit"),
+}
 
 
-def headroom(budget: Budget) -> int:
-    """Bytes of the card's usable memory that are left at the peak; below 0 where it does not fit."""
-    return budget.ladder.usable - budget.ladder.device
+def verdict_word(verdict: Verdict, needed: int, usable: int) -> str:
+    """The verdict in a few words: within the error band, also on which side of the card's memory the figure is."""
+    if verdict is Verdict.UNCERTAIN and needed > usable:
+        return _("Probably does not fit")
+    return _(_WORDS[verdict])
 
 
-def reserved_label(ladder: Ladder) -> str:
-    """What the figure of reserved memory is, as a label."""
-    if ladder.reservation is None:
-        return _("Reserved by the allocator, at least")
-    return _("Reserved by the allocator, after some steps")
-
-
-def device_label(ladder: Ladder) -> str:
-    """The same of what nvidia-smi shows."""
-    return _("What nvidia-smi shows, at least") if ladder.reservation is None else _("What nvidia-smi shows")
-
-
-def reserved_help(ladder: Ladder) -> str:
-    """What is in the figure of reserved memory, as a sentence."""
-    if ladder.reservation is None:
-        return _("The same in the allocator's 2 MiB segments; fragmentation comes on top.")
-    return _(
-        "What PyTorch's allocator holds after some steps, from every block of the trace: "
-        "torch.cuda.max_memory_reserved. Where the card is full it gives back what it keeps."
+def headline(budget: Budget, unit: ByteUnit) -> str:
+    """Whether it fits: what is needed, and what there is."""
+    ladder = budget.ladder
+    sentences: dict[Verdict, Callable[[], str]] = {
+        Verdict.FITS: lambda: _("Fits: the peak needs at least {need} of the {usable} usable on the {gpu}."),
+        Verdict.UNCERTAIN: lambda: (
+            _(
+                "Probably does not fit: the peak needs at least {need}, and {usable} is usable on the {gpu}; "
+                "the figure may be {band}% off."
+            )
+            if ladder.headroom < 0
+            else _(
+                "Tight: the peak needs at least {need} of the {usable} usable on the {gpu}; "
+                "the figure may be {band}% off."
+            )
+        ),
+        Verdict.DOES_NOT_FIT: lambda: _(
+            "Does not fit: the peak needs at least {need}, and {usable} is usable on the {gpu}."
+        ),
+    }
+    return sentences[budget.verdict]().format(
+        need=format_bytes(ladder.needed, unit),
+        usable=format_bytes(ladder.usable, unit),
+        gpu=budget.scenario.hardware.gpu,
+        band=budget.band.percent,
     )
+
+
+def reasons(budget: Budget, unit: ByteUnit) -> str:
+    """What is to be said after the headline: what nvidia-smi shows, which phase binds and why, what is left out."""
+    binds = _("The {phase} binds.").format(phase=_(PHASE_LABELS[budget.binding_phase]))
+    sentences = [
+        binds,
+        *_binding_reason(budget, unit),
+        *_on_the_device(budget.ladder, unit),
+        *missing_sentences(budget, unit),
+    ]
+    return " ".join(sentences)
 
 
 def verdict_sentence(budget: Budget, unit: ByteUnit) -> str:
-    """The verdict in words: what is needed, what there is, and which phase binds."""
-    sentences: dict[Verdict, Callable[[], str]] = {
-        Verdict.FITS: lambda: _("Fits: the peak needs {need} of the {usable} usable on the {gpu}. The {phase} binds."),
-        Verdict.UNCERTAIN: lambda: _(
-            "Tight: the peak needs {need} of the {usable} usable on the {gpu}, within the {band}% error band. "
-            "The {phase} binds."
-        ),
-        Verdict.DOES_NOT_FIT: lambda: _(
-            "Does not fit: the peak needs {need}, and {usable} is usable on the {gpu}. The {phase} binds."
-        ),
-    }
-    sentence = sentences[budget.verdict]().format(
-        need=format_bytes(budget.ladder.needed, unit),
-        usable=format_bytes(budget.ladder.usable, unit),
-        gpu=budget.scenario.hardware.gpu,
-        phase=_(PHASE_LABELS[budget.binding_phase]),
-        band=budget.band.percent,
+    """The verdict in words, whole."""
+    return f"{headline(budget, unit)} {reasons(budget, unit)}"
+
+
+def _on_the_device(ladder: Ladder, unit: ByteUnit) -> list[str]:
+    """What nvidia-smi shows, where a trace says so and the run gets that far."""
+    if not ladder.steady or ladder.headroom < 0:
+        return []
+    if ladder.cached * 100 < ladder.device:
+        return [_("nvidia-smi will show about {device}.").format(device=format_bytes(ladder.device, unit))]
+    sentence = _(
+        "nvidia-smi will show about {device}: {cached} of it is PyTorch's cache, given back before memory runs out."
     )
-    return " ".join([sentence, *_binding_reason(budget, unit), *missing_sentences(budget, unit)])
+    return [sentence.format(device=format_bytes(ladder.device, unit), cached=format_bytes(ladder.cached, unit))]
 
 
 def _binding_reason(budget: Budget, unit: ByteUnit) -> list[str]:
@@ -69,40 +92,57 @@ def _binding_reason(budget: Budget, unit: ByteUnit) -> list[str]:
     return [reason.format(term=term_label(term.name), size=format_bytes(most, unit))]
 
 
-def warnings(budget: Budget, unit: ByteUnit) -> list[str]:
-    """What the user should know beside the verdict, one sentence each."""
-    found = []
-    workload, inventory = budget.scenario.workload, budget.inventory
-    positions = inventory.shapes.max_positions if inventory else 0
-    if 0 < positions < workload.seq_len:
-        message = _("workload.seq_len is {seq:,}, beyond the {positions:,} positions that the model was made for.")
-        found.append(message.format(seq=workload.seq_len, positions=positions))
-    if budget.start is not None and budget.start.largest > budget.peak_bytes:
-        message = _(
-            "Made whole on the GPU first, the model takes {start} while the engine is started, more than the "
-            "step: make it on the meta device (FSDP2) or under zero.Init (DeepSpeed)."
-        )
-        found.append(message.format(start=format_bytes(budget.start.largest, unit)))
-    if budget.evidence.untraced:
-        found.append(_("Not traced: {reason}").format(reason=budget.evidence.untraced))
-    if budget.evidence.profile is not None:
-        found.extend(budget.evidence.profile.notes)
-    if budget.evidence.quantised_as:
-        message = _(
-            "The checkpoint is stored as {method}: full training needs it dequantised; counted here are {count} whole "
-            "parameters, never its packed blocks."
-        )
-        count = format_count(budget.states.n_params)
-        found.append(message.format(method=budget.evidence.quantised_as, count=count))
-    return found
-
-
 def missing_sentences(budget: Budget, unit: ByteUnit) -> list[str]:
     """What the budget leaves out, and what is left for it."""
     if not budget.missing:
         return []
     parts = ", ".join(_(MISSING_LABELS[part]) for part in budget.missing)
-    left = headroom(budget)
+    left = budget.ladder.headroom
     if left < 0:
         return [_("Not counted: {parts}; they come on top.").format(parts=parts)]
     return [_("Not counted: {parts}; {left} is left for them.").format(parts=parts, left=format_bytes(left, unit))]
+
+
+def signed(num_bytes: int, unit: ByteUnit) -> str:
+    """Bytes with their sign."""
+    return ("+" if num_bytes >= 0 else "−") + format_bytes(abs(num_bytes), unit)
+
+
+def ladder_figures(ladder: Ladder, unit: ByteUnit) -> list[tuple[str, str, str]]:
+    """The rungs from what tensors take to what is left of the card: label, figure, and what is in it."""
+    outside = format_bytes(ladder.runtime.largest, unit)
+    found = [
+        (
+            _("Peak, allocated"),
+            format_bytes(ladder.allocated, unit),
+            _("What tensors take at the peak: torch.cuda.max_memory_allocated."),
+        ),
+        (
+            _("Needed, at least"),
+            format_bytes(ladder.needed, unit),
+            _("That in whole segments of the allocator, with {outside} of CUDA context and NCCL beside it.").format(
+                outside=outside
+            ),
+        ),
+    ]
+    if ladder.steady:
+        shown = _(
+            "After some steps: the allocator's {reserved} (torch.cuda.max_memory_reserved) with the {outside} beside "
+            "it. {cached} of it is a cache, whose free segments go back before memory runs out."
+        )
+        sizes = {"reserved": ladder.reserved, "outside": ladder.runtime.largest, "cached": ladder.cached}
+        text = shown.format(**{name: format_bytes(size, unit) for name, size in sizes.items()})
+        found.append((_("nvidia-smi shows, about"), format_bytes(ladder.device, unit), text))
+    help_text = _("The card's usable memory, {usable}, less what is needed.")
+    left = signed(ladder.headroom, unit)
+    return [*found, (_("Headroom"), left, help_text.format(usable=format_bytes(ladder.usable, unit)))]
+
+
+def what_a_trace_adds(budget: Budget) -> str:
+    """What the ladder lacks without a trace, where one could be had; else empty."""
+    if budget.evidence.profile is not None or isinstance(trace_request(budget.scenario), str):
+        return ""
+    return _(
+        "nvidia-smi will show more than what is needed: PyTorch's allocator keeps a cache. How much, a trace says "
+        "(in the sidebar: Activations from)."
+    )

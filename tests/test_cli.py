@@ -115,6 +115,53 @@ class TestPredict:
         assert "num_key_value_heads = 4" in capsys.readouterr().out
 
 
+class TestWhatIsBesideAVerdict:
+    """A sequence beyond a table of positions: no run, and no trace."""
+
+    GPT2: Mapping[str, Any] = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 32}
+    TOO_LONG: Mapping[str, Any] = {"model": {"config": GPT2}, "workload": {"seq_len": 33}}
+
+    def test_what_cannot_run_comes_before_the_verdict_and_is_no_verdict(
+        self, write: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for command in (["predict"], ["predict", "--trace"]):
+            assert main([*command, write(self.TOO_LONG)]) == 2
+            told = capsys.readouterr()
+            assert told.out.startswith("It cannot run: workload.seq_len is 33, and the model has a table of 32")
+            assert "Fits: " in told.out
+            assert told.err.count("\n") == 1
+        assert main(["predict", write({**self.TOO_LONG, "workload": {"seq_len": 32}})]) == 0
+
+    def test_a_trace_that_is_not_had_is_said_and_has_its_own_status(
+        self, write: Any, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = write(EXAMPLE)
+        assert main(["predict", path, "--trace"]) == 2
+        told = capsys.readouterr()
+        assert "* Not traced: " in told.out
+        assert told.err.startswith("Not traced: ")
+        assert main(["predict", path]) == 0
+        assert main(["predict", path, "--trace", "--json"]) == 2
+        report = json.loads(capsys.readouterr().out.partition("\n{")[2].join(("{", "")))
+        assert [each["kind"] for each in report["warnings"]] == ["not_traced"]
+        assert report["activations_from"] == "formula"
+
+    def test_what_the_start_takes_is_data_and_a_warning(self, write: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        """70 billion weights of 4 bytes, whole, before FSDP2 divides them."""
+        scenario = {
+            "model": {"name": "meta-llama/Llama-3.1-70B"},
+            "hardware": {"gpu": "H100-80GB", "gpus": 64},
+            "parallelism": {"engine": "fsdp2"},
+            "recipe": {"convention": "fsdp2_mixed"},
+        }
+        main(["predict", write(scenario), "--json"])
+        report = json.loads(capsys.readouterr().out)
+        assert report["start"]["bytes"] >= 4 * report["parameters"]["total"]
+        assert [each["kind"] for each in report["warnings"]] == ["start"]
+        main(["predict", write(scenario)])
+        assert "* Made whole on the GPU first" in capsys.readouterr().out
+
+
 class TestTrace:
     """One small model: its gradients are all that a step leaves behind."""
 
@@ -299,8 +346,10 @@ class TestText:
             "parallelism": {"engine": "deepspeed", "zero_stage": 3},
             "offload": {"optimizer": "cpu"},
         }
-        assert main(["predict", write(scenario), "--lang", language_code]) in (0, 1, 3)
+        # What learned 1,024 or 2,048 positions cannot run, and is answered all the same.
+        assert main(["predict", write(scenario), "--lang", language_code]) in (0, 1, 2, 3)
         text = capsys.readouterr().out
+        assert name in text
         assert max(columns._width(line) for line in text.splitlines()) <= 100
 
     @pytest.mark.parametrize("argv", [["models"], ["gpus"], ["gpus", "--unit", "GiB"], ["gpus", "--lang", "zh"]])
@@ -315,7 +364,7 @@ class TestText:
         text = capsys.readouterr().out
         for expected in (
             "Fits",
-            "error band 20% (no published runs like this)",
+            "error band 20%, assumed",
             "2 × 7,000,000,000 = 14 GB",
             "84.98 GB",
             "arXiv 1910.02054",

@@ -42,7 +42,7 @@ def calibration_for(budget: Budget, runs: Iterable[ScoredRun]) -> Calibration | 
     moment, which the form of activations has not.
     """
     scenario = budget.scenario
-    evidence = EvidenceKind.FORMULA if budget.evidence.profile is None else EvidenceKind.TRACE
+    evidence = budget.activations_from
     wanted = (scenario.parallelism.engine.value, scenario.recipe.method.value, "cuda")
     alike = [run for run in runs if (run.engine, run.method, run.device) == wanted]
     for figure in OF_A_STEP if evidence is EvidenceKind.FORMULA else (*OF_A_STEP, Figure.ACTIVATIONS):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import log2
 
 from memcore.accuracy.scored import ScoredRun
+from memcore.terms import EvidenceKind
 
 # Another engine, or another method, is as far as so many doublings of the model or of the sequence.
 _OTHER_ENGINE = 4.0
@@ -33,10 +34,11 @@ def distance(one: Like, run: ScoredRun) -> float:
     )
 
 
-def nearest(one: Like, runs: Iterable[ScoredRun], count: int = NUM_NEAREST) -> list[ScoredRun]:
-    """The predicted runs that are least unlike, the nearest first; of equals, the first in the file. One of each
-    family, since its runs say the same."""
+def nearest(one: Like, runs: Iterable[ScoredRun], evidence: EvidenceKind, count: int = NUM_NEAREST) -> list[ScoredRun]:
+    """The runs with a prediction that rests on this evidence which are least unlike, the nearest first; of equals, the
+    first in the file. One of each family, since its runs say the same."""
     found: dict[str, ScoredRun] = {}
-    for run in sorted((run for run in runs if run.predicted is not None), key=lambda run: distance(one, run)):
+    predicted = (run for run in runs if run.predicted_by(evidence) is not None)
+    for run in sorted(predicted, key=lambda run: distance(one, run)):
         found.setdefault(run.family, run)
     return list(found.values())[:count]

@@ -75,11 +75,15 @@ class ScoredRun:
         """The prediction's error in per cent of what was measured; above 0 where too much is predicted."""
         return _error(self.predicted, self.measured)
 
-    def error_of(self, evidence: EvidenceKind) -> float | None:
-        """The error of the prediction that rests on this evidence, in per cent; None where there is none."""
+    def predicted_by(self, evidence: EvidenceKind) -> int | None:
+        """The prediction that rests on this evidence; None where there is none."""
         if evidence is EvidenceKind.FORMULA:
-            return _error(self.by_formula, self.measured)
-        return self.error_pct if self.evidence == evidence.value else None
+            return self.by_formula
+        return self.predicted if self.evidence == evidence.value else None
+
+    def error_of(self, evidence: EvidenceKind) -> float | None:
+        """Its error in per cent of what was measured; None where there is none."""
+        return _error(self.predicted_by(evidence), self.measured)
 
     @property
     def figure(self) -> Figure | None:

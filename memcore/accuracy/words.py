@@ -1,17 +1,20 @@
 """The error band, and the published runs beside a prediction, in words."""
 
+from collections.abc import Sequence
+
 from memcore.accuracy.band import FEWEST_RUNS, Band, band_for
 from memcore.accuracy.calibration import Calibrated
 from memcore.accuracy.nearest import Like, nearest
 from memcore.accuracy.scored import Figure, ScoredRun, published
 from memcore.budget import Budget, Missing
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
-from memcore.explain import EVIDENCE_LABELS, METHOD_LABELS, VERDICT_LABELS
+from memcore.explain import EVIDENCE_LABELS, METHOD_LABELS
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Method
 from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit, format_bytes, format_count
+from memcore.verdict_words import verdict_word
 
 FIGURE_LABELS = {
     Figure.TENSORS: mark("what tensors take"),
@@ -88,8 +91,8 @@ def _held(budget: Budget) -> list[str]:
     if budget.band.figure is not Figure.TENSORS:
         return []
     said, scenario = [_("What the allocator reserves beyond that is not part of it.")], budget.scenario
-    evidence = EvidenceKind.FORMULA if budget.evidence.profile is None else EvidenceKind.TRACE
-    held = band_for(scenario.parallelism.engine.value, scenario.recipe.method.value, evidence, (Figure.CARD,))
+    kind = (scenario.parallelism.engine.value, scenario.recipe.method.value, budget.activations_from)
+    held = band_for(*kind, (Figure.CARD,))
     if held.earned:
         message = _(
             "Reserved itself is ±{band}%, by {runs} published runs; of it, segments that are wholly free are given "
@@ -105,8 +108,8 @@ def _wide(budget: Budget, band: Band, named: dict[str, object]) -> list[str]:
         return [sentence.format(**named)]
     if band.runs:
         sentence = _(
-            "Error band ±{band}%, assumed: of {engine} with {method} only {runs} published runs are predicted this "
-            "way, and fewer than {fewest} give no band."
+            "Error band ±{band}%, assumed: published runs of {engine} with {method} that are predicted this way: "
+            "{runs}; fewer than {fewest} give no band."
         )
         return [sentence.format(runs=band.runs, fewest=FEWEST_RUNS, **named)]
     return [_("Error band ±{band}%, assumed: no published runs like this, of {engine} with {method}.").format(**named)]
@@ -123,7 +126,7 @@ def _instead(budget: Budget) -> list[str]:
 
 
 def nearest_runs(budget: Budget) -> list[ScoredRun]:
-    """The published runs that are most like the budget's scenario."""
+    """The published runs that are most like the budget's scenario, of those that are predicted the same way."""
     scenario = budget.scenario
     like = Like(
         engine=scenario.parallelism.engine.value,
@@ -131,7 +134,19 @@ def nearest_runs(budget: Budget) -> list[ScoredRun]:
         n_params=budget.states.n_params,
         seq_len=scenario.workload.seq_len,
     )
-    return nearest(like, published().predicted)
+    return nearest(like, published().runs, budget.activations_from)
+
+
+def nearest_gist(budget: Budget, found: Sequence[ScoredRun]) -> str:
+    """How far off the nearest runs are predicted, where they are of the scenario's engine and method."""
+    kind = (budget.scenario.parallelism.engine.value, budget.scenario.recipe.method.value)
+    alike = [run for run in found if (run.engine, run.method) == kind]
+    if Missing.ACTIVATIONS in budget.missing or not found:
+        return ""
+    if not alike:
+        return _("no published run of this engine and method is predicted this way")
+    errors = ", ".join(error_text(run.error_of(budget.activations_from)) for run in alike)
+    return _("errors of published runs of this kind: {errors}").format(errors=errors)
 
 
 def run_label(run: ScoredRun) -> str:
@@ -171,5 +186,5 @@ def calibration_sentence(budget: Budget, found: Calibrated, unit: ByteUnit) -> s
         need=format_bytes(found.needed, unit),
         raw=format_bytes(budget.ladder.needed, unit),
         usable=format_bytes(budget.ladder.usable, unit),
-        verdict=_(VERDICT_LABELS[found.verdict]),
+        verdict=verdict_word(found.verdict, found.needed, budget.ladder.usable),
     )

@@ -58,7 +58,7 @@ class Score:
         """Where the prediction's activations come from: the closed forms, or a trace."""
         if self.budget is None:
             return None
-        return EvidenceKind.FORMULA if self.budget.evidence.profile is None else EvidenceKind.TRACE
+        return self.budget.activations_from
 
 
 def comparable_bytes(budget: Budget, metric: Metric) -> int:

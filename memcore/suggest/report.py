@@ -5,6 +5,7 @@ from typing import Any
 
 from memcore.columns import table, wrap
 from memcore.i18n import gettext as _
+from memcore.notices import notices
 from memcore.scenario import scenario_data
 from memcore.suggest.configs import file_of
 from memcore.suggest.search import GoalKind, Suggestion
@@ -42,7 +43,8 @@ def suggestion_report(suggestion: Suggestion) -> dict[str, Any]:
 
 def suggestion_text(suggestion: Suggestion, unit: ByteUnit) -> str:
     """The suggestion for reading: outcome, verdict, changes with reasons, what was compared, the file."""
-    sentences = (outcome(suggestion, unit), verdict_sentence(suggestion.after, unit))
+    known = [notice.text for notice in notices(suggestion.after, unit)]
+    sentences = (outcome(suggestion, unit), verdict_sentence(suggestion.after, unit), *known)
     parts = ["\n".join(wrap(sentence)) for sentence in sentences]
     if suggestion.changes:
         rows = [

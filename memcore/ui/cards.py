@@ -23,11 +23,12 @@ from memcore.explain import (
     term_label,
 )
 from memcore.i18n import gettext as _
+from memcore.notices import notices
 from memcore.report import budget_report
 from memcore.scenario import scenario_data
 from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit, format_bytes
-from memcore.verdict_words import headroom, reserved_label, verdict_sentence, warnings
+from memcore.verdict_words import headline, reasons
 
 # As long as a figure with its unit.
 UNBROKEN_CHARS = 9
@@ -37,10 +38,16 @@ def opening(title: str, budget: Budget, unit: ByteUnit) -> None:
     """The page's title, what its figures rest on, and the verdict."""
     st.title(title)
     st.caption(assumptions(budget, unit))
+    known = notices(budget, unit)
+    stops = [notice for notice in known if notice.stops]
+    for notice in stops:
+        st.error(notice.text, icon=":material/block:")
     show = {Verdict.FITS: st.success, Verdict.UNCERTAIN: st.warning, Verdict.DOES_NOT_FIT: st.error}
-    show[budget.verdict](verdict_sentence(budget, unit), icon=VERDICT_ICONS[budget.verdict])
-    for warning in warnings(budget, unit):
-        st.warning(warning, icon=":material/info:")
+    box = st.info if stops else show[budget.verdict]
+    box(f"**{headline(budget, unit)}** {reasons(budget, unit)}", icon=VERDICT_ICONS[budget.verdict])
+    for notice in known:
+        if not notice.stops:
+            st.warning(notice.text, icon=":material/info:")
 
 
 def figures(rows: Sequence[tuple[str, str, str]]) -> None:
@@ -48,12 +55,6 @@ def figures(rows: Sequence[tuple[str, str, str]]) -> None:
     with st.grid(len(rows), min_column_width=180):
         for label, value, explanation in rows:
             st.metric(label, value, help=explanation, border=True)
-
-
-def headroom_text(budget: Budget, unit: ByteUnit) -> str:
-    """Headroom with its sign."""
-    left = headroom(budget)
-    return ("+" if left >= 0 else "−") + format_bytes(abs(left), unit)
 
 
 def how_computed(explanations: Iterable[Explanation]) -> None:
@@ -78,8 +79,10 @@ def terms_at_peak(budget: Budget, unit: ByteUnit) -> None:
     ]
     sums = {
         _("Allocated at the peak, the sum of all terms"): budget.ladder.allocated,
-        reserved_label(budget.ladder): budget.ladder.reserved,
+        _("The same in whole segments of the allocator"): budget.ladder.held,
     }
+    if budget.ladder.reservation is not None:
+        sums[_("Reserved after some steps, cache included")] = budget.ladder.reserved
     for label, size in sums.items():
         rows.append({_("Term"): label, _("At the peak"): format_bytes(size, unit), _("Evidence"): ""})
     text_table(rows, _("Every term at the peak"))

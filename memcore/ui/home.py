@@ -3,18 +3,19 @@
 import streamlit as st
 
 from memcore.accuracy.scored import ScoredRun, source_link
-from memcore.accuracy.words import band_sentence, error_text, metric_label, nearest_runs, run_label
+from memcore.accuracy.words import band_sentence, error_text, metric_label, nearest_gist, nearest_runs, run_label
 from memcore.budget import Budget
-from memcore.explain import explain_term, remedy, term_label
+from memcore.explain import EVIDENCE_LABELS, explain_term, remedy, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.questions import QUESTIONS, Question
 from memcore.report import budget_rows
+from memcore.terms import EvidenceKind
 from memcore.ui import charts, memory_report, own_runs, scoreboard, state
-from memcore.ui.cards import beside_trace, downloads, figures, headroom_text, how_computed, opening, text_table
+from memcore.ui.cards import beside_trace, downloads, figures, how_computed, opening, text_table
 from memcore.ui.frame import open_page
 from memcore.units import ByteUnit, format_bytes
-from memcore.verdict_words import reserved_help
+from memcore.verdict_words import ladder_figures, what_a_trace_adds
 
 LARGEST = 3
 VIEW_LABELS = {
@@ -46,13 +47,13 @@ def _beside(budget: Budget, unit: ByteUnit) -> None:
     """The error band and the published runs most like the scenario; the gist on the outside."""
     nearest = nearest_runs(budget)
     gist = _("Error band ±{band}%").format(band=budget.band.percent)
-    if nearest:
-        errors = ", ".join(error_text(run.error_pct) for run in nearest)
-        gist += " · " + _("nearest published runs: {errors}").format(errors=errors)
+    if more := nearest_gist(budget, nearest):
+        gist += f" · {more}"
     with st.expander(gist, key="nearest", icon=":material/balance:"):
         st.markdown(band_sentence(budget))
         if nearest:
-            text_table([_near(run, unit) for run in nearest], _("The published runs most like this scenario"))
+            rows = [_near(run, budget.activations_from, unit) for run in nearest]
+            text_table(rows, _("The published runs most like this scenario"))
             st.caption(
                 _(
                     "Nearest by doublings of parameters and of the sequence between the two; another engine, or "
@@ -63,39 +64,23 @@ def _beside(budget: Budget, unit: ByteUnit) -> None:
             st.markdown(_("No published run has a prediction to lie beside it."))
 
 
-def _near(run: ScoredRun, unit: ByteUnit) -> dict[str, object]:
+def _near(run: ScoredRun, evidence: EvidenceKind, unit: ByteUnit) -> dict[str, object]:
     return {
         _("Published run"): run_label(run),
-        _("Predicted"): format_bytes(run.predicted or 0, unit),
+        _("Predicted ({evidence})").format(evidence=_(EVIDENCE_LABELS[evidence])): format_bytes(
+            run.predicted_by(evidence) or 0, unit
+        ),
         _("Measured"): format_bytes(run.measured, unit),
-        _("Error"): error_text(run.error_pct),
+        _("Error"): error_text(run.error_of(evidence)),
         _("Measured as"): metric_label(run.metric),
         _("Source"): f"[{run.source.partition('@')[0]}]({source_link(run.source)})",
     }
 
 
 def _answer(budget: Budget, unit: ByteUnit) -> None:
-    ladder = budget.ladder
-    figures(
-        [
-            (
-                _("Peak, allocated"),
-                format_bytes(ladder.allocated, unit),
-                _("What tensors take at the peak: torch.cuda.max_memory_allocated."),
-            ),
-            (
-                _("Reserved, at least") if ladder.reservation is None else _("Reserved"),
-                format_bytes(ladder.reserved, unit),
-                reserved_help(ladder),
-            ),
-            (
-                _("On the device"),
-                format_bytes(ladder.device, unit),
-                _("With CUDA context and NCCL: what nvidia-smi shows."),
-            ),
-            (_("Headroom"), headroom_text(budget, unit), _("Usable memory of the card less that.")),
-        ]
-    )
+    figures(ladder_figures(budget.ladder, unit))
+    if more := what_a_trace_adds(budget):
+        st.caption(more)
     st.plotly_chart(charts.phases(budget, unit), config=charts.CONFIG, alt=_("Memory per GPU by phase and category"))
     _largest(budget, unit)
     st.subheader(_("Over the step"))

@@ -5,10 +5,12 @@ from scored_runs import GB, scored
 
 from memcore.accuracy.nearest import NUM_NEAREST, Like, distance, nearest
 from memcore.accuracy.scored import published, source_link
-from memcore.accuracy.words import error_text, nearest_runs, run_label
+from memcore.accuracy.words import error_text, nearest_gist, nearest_runs, run_label
 from memcore.budget import predict
 from memcore.scenario import parse_scenario
+from memcore.terms import EvidenceKind
 
+FORMULA, TRACE = EvidenceKind.FORMULA, EvidenceKind.TRACE
 ONE = Like(engine="fsdp2", method="full", n_params=7 * GB, seq_len=4096)
 
 
@@ -29,9 +31,9 @@ def test_the_nearest_come_first_one_of_each_family_and_only_predicted_ones():
         scored(run_id="middle", family="d", n_params=14 * GB),
         scored(run_id="other engine", family="e", engine="ddp"),
     ]
-    assert [run.run_id for run in nearest(ONE, runs)] == ["near", "middle", "far"]
-    assert [run.run_id for run in nearest(ONE, runs, 9)][-1] in ("far", "other engine")
-    assert nearest(ONE, []) == []
+    assert [run.run_id for run in nearest(ONE, runs, TRACE)] == ["near", "middle", "far"]
+    assert [run.run_id for run in nearest(ONE, runs, TRACE, 9)][-1] in ("far", "other engine")
+    assert nearest(ONE, [], TRACE) == []
 
 
 def test_any_scenario_has_some_of_the_published_runs_beside_it():
@@ -39,6 +41,29 @@ def test_any_scenario_has_some_of_the_published_runs_beside_it():
     found = nearest_runs(budget)
     assert len(found) == NUM_NEAREST
     assert all(run in published().predicted for run in found)
+
+
+def test_runs_beside_a_closed_form_are_those_that_it_predicts_with_its_own_errors():
+    """A traced prediction's error says nothing of a closed form: 3% beside 30%."""
+    runs = [
+        scored(run_id="traced alone", family="a"),
+        scored(run_id="both", family="b", seq_len=8192, predicted=103 * GB, measured=100 * GB, by_formula=130 * GB),
+    ]
+    (found,) = nearest(ONE, runs, FORMULA)
+    assert found.run_id == "both"
+    assert (found.error_of(FORMULA), found.error_of(TRACE)) == pytest.approx((30.0, 3.0))
+
+
+def test_the_gist_has_the_errors_of_the_scenarios_own_engine_and_method_alone():
+    model = {"name": "meta-llama/Llama-3.1-8B"}
+    budget = predict(
+        parse_scenario({"model": model, "hardware": {"gpus": 8}, "parallelism": {"engine": "ddp"}})
+    )  # fmt: skip
+    others = [scored(by_formula=10 * GB, measured=8 * GB)]
+    own = scored(engine="ddp", by_formula=11 * GB, measured=10 * GB)
+    assert "%" not in nearest_gist(budget, others)
+    assert nearest_gist(budget, [*others, own]).endswith(": +10.0%")
+    assert nearest_gist(predict(parse_scenario({"model": {"n_params": 10**9}})), [own]) == ""
 
 
 @pytest.mark.parametrize(

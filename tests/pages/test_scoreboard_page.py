@@ -14,12 +14,13 @@ from test_verifying_page import PAGES_WITH_PROOF, Ended, no_lane_stays, page, pr
 
 from memcore.accuracy.band import Band
 from memcore.accuracy.scored import Published, published
-from memcore.accuracy.words import error_text, nearest_runs
+from memcore.accuracy.words import error_text, nearest_gist, nearest_runs
 from memcore.budget import predict
 from memcore.link import write_link
 from memcore.scenario import parse_scenario
 from memcore.score.own import export_rows
 from memcore.score.published import published_records
+from memcore.terms import EvidenceKind
 from memcore.trace.request import trace_request
 from memcore.ui import state, verifying
 from memcore.ui.state import DEFAULT_SCENARIO
@@ -55,9 +56,10 @@ class TestBesideTheVerdict:
         at = opened()
         nearest = nearest_runs(predict(DEFAULT))
         labels = [each.label for each in at.expander]
-        assert any(all(error_text(run.error_pct) in label for run in nearest) and "±20%" in label for label in labels)
+        budget = predict(DEFAULT)
+        assert any(nearest_gist(budget, nearest) in label and "±20%" in label for label in labels)
         table = next(each.value for each in at.table if "Published run" in each.value.columns)
-        assert len(table) == len(nearest)
+        assert list(table["Error"]) == [error_text(run.error_of(EvidenceKind.FORMULA)) for run in nearest]
         assert all("](https://github.com/" in cell for cell in table["Source"])
         assert "memcore verify" in said(at)
 
