@@ -157,12 +157,18 @@ def mend(zero: dict[str, Any], stage: int) -> list[str]:
     # Both are asserted by DeepSpeedZeroConfig's validators.
     if zero.get("compute_grad_norm") is False and stage not in (1, 2):
         _refused(zero, "compute_grad_norm", True, notes)
+    if zero.get("legacy_stage1") is True:
+        # runtime/engine.py, _configure_zero_optimizer.
+        _refused(zero, "legacy_stage1", False, notes)
     optimizer = zero.get("offload_optimizer")
     if isinstance(optimizer, dict) and stage != 3 and (number(optimizer.get("ratio", 1)) or 0) < 1:
         _refused(optimizer, "ratio", 1.0, notes, "offload_optimizer.")
     elif isinstance(optimizer, dict) and number(optimizer.get("ratio", 1)) != 1 and _is_share(optimizer["ratio"]):
         message = _("zero_optimization.{key} is {value}: a part is not predicted, all of it is taken to be moved.")
         notes.append(message.format(key="offload_optimizer.ratio", value=shown(optimizer["ratio"])))
+    if isinstance(optimizer, dict) and switch(optimizer.get("super_offload")):
+        message = _("zero_optimization.{key} is {value}: its effect on memory is not predicted.")
+        notes.append(message.format(key="offload_optimizer.super_offload", value=shown(optimizer["super_offload"])))
     return notes
 
 

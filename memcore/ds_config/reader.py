@@ -12,11 +12,9 @@ from typing import Any
 
 from memcore.budget import Budget, Evidence, inventory_for, predict
 from memcore.ds_config.effects import ZERO_KEYS, KeyReading, decides_memory, explain_key
+from memcore.ds_config.keys import REMOVED, REMOVED_FROM_ZERO, TOP_KEYS
 from memcore.ds_config.mending import AUTO, DEPRECATED, by_alias, mend, number, shown, switch
 from memcore.ds_config.sections import (
-    REMOVED,
-    REMOVED_FROM_ZERO,
-    TOP_KEYS,
     batch,
     mend_keys,
     mend_precision,

@@ -8,6 +8,7 @@ runtime/engine.py, get_data_types and _configure_basic_optimizer.
 from collections.abc import Mapping
 from typing import Any
 
+from memcore.ds_config.keys import REMOVED, REMOVED_FROM_ZERO, SECTION_KEYS
 from memcore.ds_config.mending import AUTO, number, shown, switch
 from memcore.i18n import gettext as _
 from memcore.recipes import ConventionName, DType
@@ -15,56 +16,12 @@ from memcore.scenario import Scenario
 from memcore.states import precision_of
 from memcore.units import MAX_PARAMS
 
-TOP_KEYS = frozenset(
-    {
-        "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "optimizer", "scheduler",
-        "fp16", "bf16", "bfloat16", "zero_optimization", "gradient_clipping", "prescale_gradients",
-        "gradient_predivide_factor", "gradient_allreduce_op", "managed_gradient_accumulation", "steps_per_print",
-        "wall_clock_breakdown", "memory_breakdown", "dump_state", "disable_python_gc", "communication_data_type",
-        "seq_parallel_communication_data_type", "data_types", "zero_allow_untested_optimizer",
-        "zero_force_ds_cpu_optimizer", "activation_checkpointing", "comms_logger", "comms_config", "flops_profiler",
-        "monitor_config", "tensorboard", "wandb", "csv_monitor", "comet", "checkpoint", "autotuning", "aio",
-        "data_efficiency", "disable_allgather", "torch_autocast", "use_data_before_expert_parallelism",
-        "weight_quantization", "pipeline", "hybrid_engine", "compile", "timers", "tensor_parallel",
-        "sequence_parallel_size", "expert_parallel", "vocabulary_size", "dataloader_drop_last", "log_level",
-        "datastates_ckpt",
-    }
-)  # fmt: skip
-# Refused wherever they stand (runtime/config.py, _reject_removed_config_keys).
-REMOVED = frozenset(
-    {
-        "nebula", "compression_training", "amp", "quantize_training", "sparse_gradients", "eigenvalue",
-        "sparse_attention", "elasticity", "graph_harvesting", "curriculum_learning", "progressive_layer_drop",
-    }
-)  # fmt: skip
-REMOVED_FROM_ZERO = frozenset({"mics_shard_size", "mics_hierarchical_params_gather", "zeropp_loco_param"})
-
-# Sections in which a key of another name is refused.
-SECTION_KEYS: Mapping[str, frozenset[str]] = {
-    "bf16": frozenset(
-        {
-            "enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads",
-            "bf16_optimizer_states",
-        }
-    ),
-    "fp16": frozenset(
-        {
-            "enabled", "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-            "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads",
-        }
-    ),
-    "compile": frozenset(
-        {
-            "deepcompile", "autoep_non_moe", "debug_log", "double_buffer", "free_activation",
-            "free_activation_threshold", "keep_all_input_tensors", "keep_int_input_tensors", "offload_activation",
-            "offload_activation_pin_memory", "offload_opt_states", "offload_parameters", "passes", "symmetric_memory",
-            "sync_after_allgather", "sync_after_reduce", "sync_before_allgather", "sync_before_reduce",
-        }
-    ),
-}  # fmt: skip
 # DeepSpeed's own optimizers (in any case), then torch's (in theirs), as ours.
 _OPTIMIZERS = {"adam": "adam", "adamw": "adamw", "lion": "lion", "muon": "muon"}
 _TORCH_OPTIMIZERS = {"SGD": "sgd", "Adafactor": "adafactor"}
+# Others that it makes, whose states are not known here.
+_OTHER_OPTIMIZERS = ("adagrad", "lamb", "muadam", "muadamw", "musgd")
+_OTHER_TORCH_OPTIMIZERS = ("ASGD", "Adadelta", "Adamax", "LBFGS", "NAdam", "RAdam", "RMSprop", "Rprop", "SparseAdam")
 _FP32 = ("fp32", "float32", "float", "torch.float32")
 # Settings that decide memory and are not predicted: where they stand, and from which number on they do something.
 _NOT_PREDICTED = (
@@ -108,6 +65,8 @@ def precision(raw: Mapping[str, Any], scenario: Scenario, stage: int, notes: lis
     if bf16 is True:
         return _bf16(raw, scenario, stage, notes)
     if fp16 is True:
+        if _accumulates_in_fp32(raw):
+            _not_predicted("data_types.grad_accum_dtype", raw["data_types"]["grad_accum_dtype"], notes)
         return _mixed(scenario, DType.FP16)
     if AUTO in (bf16, fp16):
         message = _(
@@ -166,16 +125,23 @@ def _mixed(scenario: Scenario, dtype: DType) -> dict[str, Any]:
 
 
 def _bf16(raw: Mapping[str, Any], scenario: Scenario, stage: int, notes: list[str]) -> dict[str, Any]:
-    section, types = raw.get("bf16") or raw.get("bfloat16"), raw.get("data_types")
+    section = raw.get("bf16") or raw.get("bfloat16")
     if isinstance(section, Mapping) and switch(section.get("bf16_master_weights_and_grads")):
         if not switch(section.get("bf16_optimizer_states")):
             _not_predicted("bf16.bf16_master_weights_and_grads", section["bf16_master_weights_and_grads"], notes)
             return _mixed(scenario, DType.BF16)
         found = {**_cleared(), "convention": ConventionName.ZERO_PAPER}
         return {**found, "master_dtype": DType.BF16.value, "state_dtype": DType.BF16.value}
-    if isinstance(types, Mapping) and types.get("grad_accum_dtype") in _FP32 and stage >= 1:
+    if _accumulates_in_fp32(raw) and stage >= 1:
         return {**_cleared(), "convention": ConventionName.DEEPSPEED_FP32_GRAD}
+    if _accumulates_in_fp32(raw):
+        notes.append(_("data_types.grad_accum_dtype differs from the model's, which DeepSpeed refuses at stage 0."))
     return _mixed(scenario, DType.BF16)
+
+
+def _accumulates_in_fp32(raw: Mapping[str, Any]) -> bool:
+    types = raw.get("data_types")
+    return isinstance(types, Mapping) and types.get("grad_accum_dtype") in _FP32
 
 
 def optimizer(raw: Mapping[str, Any], offload: Mapping[str, str], notes: list[str]) -> dict[str, Any]:
@@ -186,7 +152,10 @@ def optimizer(raw: Mapping[str, Any], offload: Mapping[str, str], notes: list[st
         return {}
     name = _OPTIMIZERS.get(str(given).lower()) or _TORCH_OPTIMIZERS.get(str(given))
     if name is None:
-        message = _("optimizer.type is {value}, whose memory is not predicted; the recipe's optimizer is kept.")
+        if str(given).lower() in _OTHER_OPTIMIZERS or str(given) in _OTHER_TORCH_OPTIMIZERS:
+            message = _("optimizer.type is {value}, whose memory is not predicted; the recipe's optimizer is kept.")
+        else:
+            message = _("optimizer.type is {value}, which DeepSpeed 0.19.8 does not know; the recipe's is kept.")
         notes.append(message.format(value=shown(given)))
         return {}
     params = section.get("params")
@@ -210,6 +179,10 @@ def not_predicted(raw: Mapping[str, Any], notes: list[str]) -> None:
             _not_predicted(f"{section}.{key}", value, notes)
     if (number(raw.get("sequence_parallel_size")) or 1) > 1:
         _not_predicted("sequence_parallel_size", raw["sequence_parallel_size"], notes)
+    sent, halves = raw.get("communication_data_type"), ("bf16", "fp16")
+    computed = next((half for half in halves if _enabled(raw, half, []) is True), "fp32")
+    if isinstance(sent, str) and sent.lower() in (*halves, "fp32") and sent.lower() != computed:
+        _not_predicted("communication_data_type", sent, notes)
     part = raw.get("activation_checkpointing")
     if isinstance(part, Mapping) and any(switch(value) or (number(value) or 0) > 1 for value in part.values()):
         message = _(

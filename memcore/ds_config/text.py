@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from memcore.ds_config.accelerate import ds_config_of, read_yaml
 from memcore.errors import UserError
@@ -26,11 +26,22 @@ def read_text(text: str | bytes) -> tuple[Mapping[str, Any], list[str]]:
         raw, strict = _loosely(text, shown, notes)
     if not isinstance(raw, Mapping):
         raise UserError(_("A ds_config is a JSON object; this is not one."))
+    raw = _inner(raw, notes)
     notes += [
         _("{key} is there more than once, which DeepSpeed refuses; the last is read.").format(key=key)
         for key in _repeated(strict)
     ]
     return raw, notes
+
+
+def _inner(raw: Mapping[str, Any], notes: list[str]) -> Mapping[str, Any]:
+    """The file itself, or the ds_config that a trainer's own file holds under some key."""
+    inner = {key: value for key, value in raw.items() if isinstance(value, Mapping) and "zero_optimization" in value}
+    if "zero_optimization" in raw or len(inner) != 1:
+        return raw
+    ((key, found),) = inner.items()
+    notes.append(_("Read is what stands under {key}; DeepSpeed itself takes only that.").format(key=key[:60]))
+    return cast(Mapping[str, Any], found)
 
 
 def _loosely(text: str | bytes, shown: str, notes: list[str]) -> tuple[Any, str]:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 
 from memcore.budget import FORMULAS, predict
 from memcore.ds_config import Reading, read_ds_config
-from memcore.ds_config.sections import REMOVED, REMOVED_FROM_ZERO, SECTION_KEYS
+from memcore.ds_config.keys import REMOVED, REMOVED_FROM_ZERO, SECTION_KEYS
 from memcore.errors import UserError
 from memcore.optimizers import OptimizerName
 from memcore.scenario import Device, Scenario, parse_scenario
@@ -370,11 +371,13 @@ def test_torchs_own_adam_runs_for_each_tensor_at_once():
     assert "foreach_temporary" not in {term.name for term in predict(fused).terms}
 
 
-@pytest.mark.parametrize("kind", ["OneBitAdam", "Lamb", "AdamW8bit", "sgd", "", 3, ["AdamW"]])
+@pytest.mark.parametrize("kind", ["Lamb", "adagrad", "RMSprop", "OneBitAdam", "FusedAdam", "sgd", "", 3, ["AdamW"]])
 def test_an_optimizer_that_is_not_known_is_said(kind: Any):
+    """engine.py, _configure_basic_optimizer: its own in any case, else torch.optim's of that very name."""
     scenario = scenario_of(recipe={"optimizer": "lion"})
     reading = read(zero(2, optimizer={"type": kind}), scenario)
-    assert noted(reading, "optimizer.type is", "not predicted")
+    exists = str(kind).lower() in ("lamb", "adagrad") or hasattr(torch.optim, str(kind) or "?")
+    assert noted(reading, "optimizer.type is", "not predicted" if exists else "does not know")
     assert reading.scenario.recipe.optimizer.name is OptimizerName.LION
 
 
@@ -434,6 +437,8 @@ def test_hugging_faces_open_numbers_stay_the_scenarios():
         ({"expert_parallel": {"enabled": True, "autoep_size": 2}}, "expert_parallel.autoep_size is 2"),
         ({"hybrid_engine": {"enabled": True}}, "hybrid_engine.enabled is True"),
         ({"compile": {"deepcompile": True}}, "compile.deepcompile is True"),
+        ({"bf16": {"enabled": True}, "communication_data_type": "fp32"}, "communication_data_type is 'fp32'"),
+        ({"fp16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, "data_types.grad_accum_dtype"),
     ],
 )
 def test_a_setting_that_is_not_predicted_is_said(outer: dict[str, Any], key: str):
@@ -453,6 +458,26 @@ def test_the_section_of_checkpointing_turns_none_on():
     assert noted(reading, "activation_checkpointing", "the workload's checkpointing is kept")
     assert reading.scenario.workload.checkpointing == "none"
     assert not noted(read(zero(2, activation_checkpointing=dict.fromkeys(section, False))), "activation_checkpointing")
+
+
+def test_accumulation_in_another_dtype_has_no_form_at_stage_0():
+    """engine.py, _do_optimizer_sanity_check: "unsupported mix"."""
+    reading = read(zero(0, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"}))
+    assert noted(reading, "grad_accum_dtype", "refuses at stage 0")
+    assert not noted(read(zero(1, bf16={"enabled": True}, data_types={"grad_accum_dtype": "fp32"})), "stage 0")
+
+
+def test_a_first_stage_of_before_2022_is_refused():
+    reading = read({"zero_optimization": {"stage": 1, "legacy_stage1": True}})
+    assert noted(reading, "legacy_stage1 is True, which DeepSpeed refuses")
+    assert reading.corrected["zero_optimization"]["legacy_stage1"] is False
+
+
+def test_a_trainers_file_that_holds_a_ds_config():
+    reading = read({"deepspeed": {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}, "lr": 1e-4})
+    assert reading.scenario.parallelism.stage == 3
+    assert noted(reading, "Read is what stands under deepspeed")
+    assert reading.unknown == ()
 
 
 def test_a_part_of_the_optimizer_on_the_host_is_said():
