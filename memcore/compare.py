@@ -14,7 +14,7 @@ from memcore.fewest_gpus import fewest_gpus
 from memcore.hardware import Accelerator, accelerators
 from memcore.models import catalogue
 from memcore.recipes import CONVENTIONS, OTHER_TOOLS, Convention, ConventionName, OtherTool
-from memcore.scenario import Scenario, parse_scenario, scenario_data
+from memcore.scenario import parse_scenario, scenario_data
 from memcore.states import ModelStates, model_states
 from memcore.terms import Category, Phase
 from memcore.zero import STAGES, Accounting, Communication, account, communication, sharing_ranks, smallest_ranks
@@ -120,36 +120,44 @@ def parameter_costs(states: ModelStates) -> list[ParameterCost]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConventionRow:
-    """A named convention: its bytes per parameter and what it makes of this model, per GPU.
+    """A named convention, and what the scenario makes of it, per GPU.
 
-    `floor` is None where the convention has no form at the scenario's stage.
+    `trained_as`: the dtypes of what is trained under it, which adapters may have of their own; `bytes_per_parameter`
+    what one trained parameter then costs with the scenario's optimizer. `floor` is None where the convention has no
+    form at the scenario's stage; the two before it are then the convention's own, with Adam.
     """
 
     name: ConventionName
     convention: Convention
-    bytes_per_parameter: int
+    trained_as: Convention
+    bytes_per_parameter: float
     floor: Accounting | None
 
 
-def convention_rows(scenario: Scenario, budget: Budget) -> list[ConventionRow]:
+def convention_rows(budget: Budget) -> list[ConventionRow]:
     """Every convention applied to the scenario, its own dtypes aside."""
-    rows = []
-    for name, convention in CONVENTIONS.items():
-        data = scenario_data(scenario)
-        recipe = {key: value for key, value in data.get("recipe", {}).items() if not key.endswith("_dtype")}
-        data["recipe"] = {**recipe, "convention": name.value}
-        try:
-            other = parse_scenario(data)
-            states = model_states(other, budget.states.n_params, budget.inventory)
-            floor = account(states.states, other.parallelism.stage, other.parallelism.dp_shard)
-        except UserError:
-            floor = None
-        rows.append(
-            ConventionRow(
-                name=name, convention=convention, bytes_per_parameter=convention.bytes_per_parameter(), floor=floor
-            )
+    return [_convention_row(budget, name, convention) for name, convention in CONVENTIONS.items()]
+
+
+def _convention_row(budget: Budget, name: ConventionName, convention: Convention) -> ConventionRow:
+    data = scenario_data(budget.scenario)
+    recipe = {key: value for key, value in data.get("recipe", {}).items() if not key.endswith("_dtype")}
+    data["recipe"] = {**recipe, "convention": name.value}
+    try:
+        other = parse_scenario(data)
+        states = model_states(other, budget.states.n_params, budget.inventory)
+    except UserError:
+        each = convention.bytes_per_parameter()
+        return ConventionRow(
+            name=name, convention=convention, trained_as=convention, bytes_per_parameter=each, floor=None
         )
-    return rows
+    return ConventionRow(
+        name=name,
+        convention=convention,
+        trained_as=states.trained_as,
+        bytes_per_parameter=states.bytes_per_trained,
+        floor=account(states.states, other.parallelism.stage, other.parallelism.dp_shard),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

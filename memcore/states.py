@@ -75,6 +75,13 @@ class ModelStates:
         """Undivided bytes of those categories."""
         return sum(state.total_bytes for state in self.of(*categories))
 
+    @property
+    def bytes_per_trained(self) -> float:
+        """What one trained parameter costs, undivided: its weight, gradients and optimizer states. A frozen base is no
+        part of it."""
+        states = self.total_bytes(Category.GRADIENTS, Category.OPTIMIZER)
+        return self.trained_as.param_dtype.size + states / self.trained
+
 
 def precision_of(recipe: Recipe) -> Precision:
     """The convention with the recipe's explicit dtypes put in; any of them makes it "custom, from ..."."""

@@ -132,24 +132,38 @@ def test_adapters_cost_little_per_parameter_of_the_base():
 
 class TestConventions:
     def test_every_convention_is_there_with_its_bytes(self):
-        rows = convention_rows(seven_b().scenario, seven_b())
+        rows = convention_rows(seven_b())
         assert [row.name for row in rows] == list(ConventionName)
         for row in rows:
             assert row.bytes_per_parameter == CONVENTIONS[row.name].bytes_per_parameter()
 
     def test_the_scenarios_own_convention_gives_its_own_floor(self):
         budget = seven_b()
-        (own,) = [row for row in convention_rows(budget.scenario, budget) if row.name is ConventionName.ZERO_PAPER]
+        (own,) = [row for row in convention_rows(budget) if row.name is ConventionName.ZERO_PAPER]
         assert own.floor == budget.static
 
     def test_a_convention_without_a_form_at_the_stage_has_no_floor(self):
         budget = seven_b(parallelism={"zero_stage": 0})
-        without = {row.name for row in convention_rows(budget.scenario, budget) if row.floor is None}
+        without = {row.name for row in convention_rows(budget) if row.floor is None}
         assert without == {ConventionName.DEEPSPEED_FP32_GRAD, ConventionName.DEEPSPEED_ESTIMATOR}
+
+    def test_the_row_in_force_costs_what_the_scenario_does(self):
+        """AdamW in 8 bits: 2 + 2 + 4 + 2 (1 + 4 / 256) bytes, and not the 16 of the paper's AdamW."""
+        budget = seven_b(recipe={"optimizer": {"name": "adamw", "bits": 8}}, model={"name": "openai-community/gpt2"})
+        (own,) = [row for row in convention_rows(budget) if row.name is ConventionName.ZERO_PAPER]
+        assert own.bytes_per_parameter == account(budget.states.states, 0, 1).total_bytes / budget.states.n_params
+        assert own.bytes_per_parameter == pytest.approx(10.03, abs=0.05)
+
+    def test_adapters_have_dtypes_of_their_own(self):
+        """peft's FP32 adapters: 4 + 4 + 8 bytes in every convention, also where the base is all BF16."""
+        recipe = {"method": "qlora", "quantization": "nf4"}
+        budget = seven_b(model={"name": "meta-llama/Llama-3.1-8B"}, recipe=recipe, parallelism={"engine": "ddp"})
+        rows = [row for row in convention_rows(budget) if row.floor is not None]
+        assert {(row.bytes_per_parameter, row.trained_as.param_dtype.value) for row in rows} == {(16, "fp32")}
 
     def test_explicit_dtypes_do_not_leak_into_other_conventions(self):
         plain, custom = seven_b(), seven_b(recipe={"grad_dtype": "fp32"})
-        floors = [[row.floor for row in convention_rows(each.scenario, each)] for each in (plain, custom)]
+        floors = [[row.floor for row in convention_rows(each)] for each in (plain, custom)]
         assert floors[0] == floors[1]
 
 
@@ -203,5 +217,5 @@ def test_any_scenario_can_be_compared(scenario: Scenario):
         return  # made-up LoRA targets
     assert [row.stage for row in stage_rows(budget)] == [0, 1, 2, 3]
     assert len(card_rows(budget)) == len(accelerators())
-    assert len(convention_rows(scenario, budget)) == len(CONVENTIONS)
+    assert len(convention_rows(budget)) == len(CONVENTIONS)
     assert all(cost.bytes_per_parameter >= 0 for cost in parameter_costs(budget.states))

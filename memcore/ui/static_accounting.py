@@ -6,11 +6,13 @@ from memcore.budget import Budget
 from memcore.compare import CardRow, card_rows, convention_rows, parameter_costs, tool_rows
 from memcore.explain import explain_share
 from memcore.i18n import gettext as _
+from memcore.i18n import ngettext
 from memcore.report import budget_rows
+from memcore.scenario import Method
 from memcore.ui import charts
 from memcore.ui.cards import downloads, figures, how_computed, opening, table, text_table
 from memcore.units import ByteUnit, format_bytes, format_count
-from memcore.zero import account
+from memcore.zero import account, sharing_ranks
 
 LINES = ("A100-40GB", "H200-141GB")
 
@@ -26,7 +28,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
             (
                 _("Bytes per parameter"),
                 f"{whole.total_bytes / states.n_params:.4g}",
-                _("Weights, gradients and optimizer states, undivided."),
+                _("Weights, gradients and optimizer states, undivided, over all of the model's parameters."),
             ),
             (
                 _("States, undivided"),
@@ -85,29 +87,32 @@ def _conventions(budget: Budget, unit: ByteUnit) -> None:
         [
             {
                 _("Convention"): row.convention.label,
-                _("Weights"): row.convention.param_dtype.value,
+                _("Weights"): row.trained_as.param_dtype.value,
                 _("Gradients"): " + ".join(
-                    dtype.value for dtype in (row.convention.grad_dtype, row.convention.accumulate_dtype) if dtype
+                    dtype.value for dtype in (row.trained_as.grad_dtype, row.trained_as.accumulate_dtype) if dtype
                 ),
-                _("Master"): row.convention.master_dtype.value if row.convention.master_dtype else "—",
-                _("States"): row.convention.state_dtype.value,
-                _("Bytes per parameter"): str(row.bytes_per_parameter),
+                _("Master"): row.trained_as.master_dtype.value if row.trained_as.master_dtype else "—",
+                _("States"): row.trained_as.state_dtype.value,
+                _("Bytes per trained parameter"): f"{row.bytes_per_parameter:.4g}",
                 _("This run, per GPU"): "—" if row.floor is None else format_bytes(row.floor.total_bytes, unit),
                 _("Source"): row.convention.citation,
             }
-            for row in convention_rows(budget.scenario, budget)
+            for row in convention_rows(budget)
         ],
         _("Conventions, their dtypes and bytes per parameter"),
     )
+    if budget.scenario.recipe.method is not Method.FULL:
+        st.caption(_("Dtypes and bytes are of the adapters; what is frozen is in this run's figure alone."))
 
 
 def _tools(budget: Budget, unit: ByteUnit) -> None:
-    ranks = budget.scenario.parallelism.dp
-    st.markdown(
-        _("What other tools answer for {count} parameters with AdamW on {ranks} GPUs, per GPU:").format(
-            count=format_count(budget.states.n_params), ranks=f"{ranks:,}"
-        )
+    ranks = sharing_ranks(budget.scenario.parallelism)
+    text = ngettext(
+        "What other tools answer for full training of {count} parameters with AdamW on {ranks} GPU:",
+        "What other tools answer for full training of {count} parameters with AdamW, shared by {ranks} GPUs, per GPU:",
+        ranks,
     )
+    st.markdown(text.format(count=format_count(budget.states.n_params), ranks=f"{ranks:,}"))
     text_table(
         [
             {
