@@ -3,14 +3,15 @@
 All from :func:`memcore.budget.predict`; the buffers page only draws it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memcore.activations.recompute import checkpointing
 from memcore.budget import Budget, predict
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.hardware import NETWORK_BYTES_PER_S, Accelerator
-from memcore.inventory import Inventory
+from memcore.inventory import Block, Inventory, Role, TensorKind
 from memcore.recipes import DEEPSPEED_ESTIMATOR
 from memcore.scenario import Method, parse_scenario, scenario_data
 from memcore.states import GRADIENT_STAGE
@@ -176,7 +177,7 @@ def link_times(budget: Budget) -> list[LinkTime]:
 
 def compute_seconds(budget: Budget, device: Accelerator) -> float | None:
     """The least time of a step's matrix products: 6 flops per active parameter and token (forward 2, backward
-    4), 2 more where all layers are recomputed, 4 in all where the base is frozen, at the card's peak.
+    4), 4 where the base is frozen, and 2 more for each parameter whose products are run again, at the card's peak.
 
     Source: arXiv 2001.08361, section 2.1; attention's own products are left out. None without a known peak.
     """
@@ -184,7 +185,36 @@ def compute_seconds(budget: Budget, device: Accelerator) -> float | None:
         return None
     work = budget.scenario.workload
     active = budget.inventory.n_active if budget.inventory else budget.states.n_params
-    per_token = 6 if budget.scenario.recipe.method is Method.FULL else 4
-    per_token += 2 if work.checkpointing == "full" else 0
+    each = 6 if budget.scenario.recipe.method is Method.FULL else 4
     tokens = work.micro_batch * work.seq_len * work.grad_accum
-    return per_token * active * tokens / device.peak_dense_bf16_flops_per_s
+    return tokens * (each * active + 2 * _recomputed_params(budget)) / device.peak_dense_bf16_flops_per_s
+
+
+def _recomputed_params(budget: Budget) -> int:
+    """Active parameters of what is run again in the backward. A bare count has no layers: full recomputes all of it."""
+    kind, inventory = budget.scenario.workload.checkpointing, budget.inventory
+    if inventory is None:
+        return budget.states.n_params if kind == "full" else 0
+    found = checkpointing(kind, len(inventory.layers))
+    layers = [layer for layer, group in zip(inventory.layers, found.groups, strict=True) if group is not None]
+    return sum(_recomputed_of(layer, found.saved_operations) for layer in layers)
+
+
+def _recomputed_of(layer: Block, saved: Sequence[str]) -> int:
+    """Active parameters of a layer's products that are made again: those whose results are saved are not.
+
+    "mm_alternate" saves the first, third, fifth of its linear products, those that add a bias not counted.
+    """
+    biased = {tensor.module for tensor in layer.tensors if tensor.kind is TensorKind.BIAS}
+    again = products = 0
+    for tensor in layer.tensors:
+        stacked = tensor.kind is TensorKind.PARAMETER and tensor.experts_held > 1
+        # A router's parameter is multiplied as a linear module's weight is.
+        linear = tensor.kind in (TensorKind.LINEAR, TensorKind.CONV1D) or (tensor.role is Role.EXPERTS and not stacked)
+        plain = linear and tensor.module not in biased
+        products += plain
+        kept = "mm" in saved if linear else stacked and "grouped_mm" in saved
+        if plain and "mm_alternate" in saved:
+            kept = products % 2 == 1
+        again += 0 if kept else tensor.active
+    return again

@@ -294,22 +294,54 @@ def test_link_times_by_hand():
     assert pytest.approx(16e9 * 16 * 128 / 130 / 8, rel=1e-3) == PCIE4_BYTES_PER_S
 
 
+# A layer of Llama-3.1-8B: queries, keys, values, output; gate, up, down; two norms.
+Q, K, V, OUT = 4096 * 4096, 4096 * 1024, 4096 * 1024, 4096 * 4096
+GATE = UP = DOWN = 4096 * 14_336
+NORMS = 2 * 4096
+LAYER = Q + K + V + OUT + GATE + UP + DOWN + NORMS
+
+
 @pytest.mark.parametrize(
-    ("parts", "flops_per_token"),
+    ("method", "kind", "again"),
     [
-        ({}, 6),
-        ({"workload": {"checkpointing": "full"}}, 8),
-        ({"recipe": {"method": "lora"}}, 4),
-        ({"recipe": {"method": "lora"}, "workload": {"checkpointing": "full"}}, 6),
+        ("full", "none", 0),
+        ("lora", "none", 0),
+        ("full", "full", 32 * LAYER),
+        ("lora", "full", 32 * LAYER),
+        # Whole groups are run again too; of these two every third layer, and the first five.
+        ("full", "segments(5)", 32 * LAYER),
+        ("full", "every_nth(3)", 11 * LAYER),
+        ("full", "first(5)", 5 * LAYER),
+        # Scores are not a product with weights.
+        ("full", "attention", 0),
+        ("full", "save(attention)", 32 * LAYER),
+        ("full", "save(mm)", 32 * NORMS),
+        # The first, third, fifth and seventh product keep their results.
+        ("full", "save(attention,mm_alternate)", 32 * (K + OUT + UP + NORMS)),
     ],
 )
-def test_flops_per_token(parts: dict[str, Any], flops_per_token: int):
-    """arXiv 2001.08361, section 2.1: 2 in the forward, 4 in the backward; 2 for a frozen base, 2 to recompute."""
-    budget = deepspeed(2, **{"workload": {}, **parts})
-    tokens = 4096
+def test_flops_per_token(method: str, kind: str, again: int):
+    """arXiv 2001.08361, section 2.1: 2 in the forward, 4 in the backward, 2 of them for a frozen base; and 2 for what
+    is run again, which the embedding and the head are not."""
+    budget = deepspeed(2, recipe={"method": method}, workload={"checkpointing": kind})
     rate = budget.device.peak_dense_bf16_flops_per_s
     assert rate is not None
-    assert compute_seconds(budget, budget.device) == pytest.approx(flops_per_token * LLAMA_PSI * tokens / rate)
+    flops = (6 if method == "full" else 4) * LLAMA_PSI + 2 * again
+    assert compute_seconds(budget, budget.device) == pytest.approx(flops * 4096 / rate, rel=1e-12)
+
+
+def test_experts_that_are_saved_are_not_run_again():
+    """Mixtral keeps its experts stacked, whose products are grouped: 8 of 3 x 4096 x 14,336, of which 2 are used."""
+    kept, again = (
+        deepspeed(2, model="mistralai/Mixtral-8x7B-v0.1", workload={"checkpointing": kind})
+        for kind in ("save(grouped_mm)", "full")
+    )
+    rate = again.device.peak_dense_bf16_flops_per_s
+    times = [compute_seconds(each, each.device) for each in (kept, again)]
+    assert rate is not None
+    assert None not in times
+    saved = (times[1] or 0) - (times[0] or 0)
+    assert saved == pytest.approx(2 * 32 * 2 * 3 * 4096 * 14_336 * 4096 / rate, rel=1e-9)
 
 
 def test_experts_compute_with_those_that_are_chosen():
