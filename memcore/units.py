@@ -48,12 +48,17 @@ def format_bytes(num_bytes: float, unit: ByteUnit = ByteUnit.GB, digits: int | N
     raise AssertionError("the last label is taken for any size")
 
 
+def axis_unit(num_bytes: int, unit: ByteUnit) -> tuple[int, str]:
+    """What an axis up to `num_bytes` is in, bytes and label: `unit`, or its thousandth part where that is below 1."""
+    if num_bytes >= unit.size:
+        return unit.size, unit.value
+    return (10**6, "MB") if unit is ByteUnit.GB else (MIB, "MiB")
+
+
 def format_precisely(num_bytes: int, unit: ByteUnit) -> str:
     """Three decimals in `unit`, or in MB or MiB where it is less than one: what differs by a part of a percent must not
     read as equal."""
-    if num_bytes >= unit.size:
-        return format_bytes(num_bytes, unit, 3)
-    size, label = (10**6, "MB") if unit is ByteUnit.GB else (MIB, "MiB")
+    size, label = axis_unit(num_bytes, unit)
     return f"{num_bytes / size:,.3f} {label}"
 
 

@@ -11,7 +11,7 @@ from memcore.compare import CardRow, ParameterCost
 from memcore.explain import CATEGORY_LABELS, PHASE_LABELS, moment_label, term_label
 from memcore.i18n import gettext as _
 from memcore.terms import Category, Phase
-from memcore.ui.palette import CATEGORY_COLOURS, GREY, TERM_COLOURS
+from memcore.ui.palette import CATEGORY_COLOURS, GREY, TERM_COLOURS, shaded
 from memcore.units import ByteUnit, format_bytes
 from memcore.zero import Accounting
 
@@ -107,26 +107,28 @@ def phases(budget: Budget, unit: ByteUnit) -> go.Figure:
 
 
 def parameter_cost(costs: Sequence[ParameterCost], total_label: str) -> go.Figure:
-    """One bar: the bytes of one parameter, state by state."""
+    """One bar: the bytes of one parameter, state by state. A piece too small for its text has it in the legend, where
+    the states of a category differ in shade."""
     figure = go.Figure()
-    for cost in costs:
+    for position, cost in enumerate(costs):
+        shade = sum(other.category is cost.category for other in costs[:position])
         figure.add_bar(
-            name=term_label(cost.name),
-            showlegend=False,
+            name=f"{term_label(cost.name)} {cost.bytes_per_parameter:.3g}",
             y=[total_label],
             x=[cost.bytes_per_parameter],
             orientation="h",
-            marker={"color": CATEGORY_COLOURS[cost.category], "line": {"color": "white", "width": 1}},
+            marker={"color": shaded(CATEGORY_COLOURS[cost.category], shade), "line": {"color": "white", "width": 1}},
             text=f"{term_label(cost.name).replace(' ', '<br>')}<br>{cost.bytes_per_parameter:.3g}",
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
             hovertemplate=_("%{fullData.name}: %{x:.4g} bytes per parameter") + "<extra></extra>",
         )
-    figure.update_layout(barmode="stack")
+    # What would be smaller than this is left out.
+    figure.update_layout(barmode="stack", uniformtext={"minsize": 10, "mode": "hide"})
     figure.update_yaxes(showticklabels=False)
     figure.update_xaxes(title=_("bytes per parameter"))
-    return layout(figure, 220)
+    return layout(figure, 300)
 
 
 def states_against_cards(total: Accounting, cards: Iterable[CardRow], unit: ByteUnit) -> go.Figure:

@@ -12,19 +12,25 @@ from memcore.ui.charts import layout, log_range, usable_trace
 from memcore.ui.palette import ATTENTION_COLOURS, CATEGORY_COLOURS, GREY, STAGE_COLOURS
 from memcore.units import ByteUnit
 
+# Memory-efficient attention keeps nearly what flash does: it shows on both sides of the line above it.
+LINE_WIDTHS = {"flash": 2, "memory_efficient": 6, "eager": 2}
+
 
 def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit) -> go.Figure:
     """Activations over the sequence length, both logarithmic: plain against flash, with and without checkpointing."""
     kinds = {"none": _("no checkpointing"), "full": _("full checkpointing")}
     figure = go.Figure()
-    for curve in curves:
+    # The first on top.
+    for place, curve in reversed(list(enumerate(curves))):
         figure.add_scatter(
             name=f"{_(ATTENTION_LABELS[curve.attention])}, {kinds[curve.checkpointing]}",
             x=[size for size, _total in curve.points],
             y=[total / unit.size for _size, total in curve.points],
             mode="lines",
+            legendrank=place,
             line={
                 "color": ATTENTION_COLOURS[curve.attention],
+                "width": LINE_WIDTHS[curve.attention],
                 "dash": "dash" if curve.checkpointing == "full" else "solid",
             },
             hovertemplate=_("%{{fullData.name}}, %{{x:,}} tokens: %{{y:.2f}} {unit}").format(unit=unit.value)

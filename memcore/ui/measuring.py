@@ -188,7 +188,7 @@ def _results(budget: Budget, kind: SweepKind, unit: ByteUnit) -> None:
     if not known:
         st.info(_("Nothing of this sweep has been measured for this model yet."), icon=":material/hourglass_empty:")
         return
-    result = _choose(known)
+    result = _choose(known, unit)
     formulas = formula_bytes(result.sweep, light_lane().ask)
     found = findings(result.sweep, result.measured, predicted_k(result.sweep, light_lane().ask))
     st.markdown("\n".join(f"- {sentence}" for sentence in found_here(result.sweep, found, unit)))
@@ -208,7 +208,7 @@ def _last_run(ended: RunningSweep) -> None:
         st.warning(progress.complaint, icon=":material/database_off:")
 
 
-def _choose(known: list[Result]) -> Result:
+def _choose(known: list[Result], unit: ByteUnit) -> Result:
     """The device whose measurements are shown: the latest, or the one chosen."""
     results = {each.device: each for each in known}
     devices = list(results)
@@ -218,7 +218,7 @@ def _choose(known: list[Result]) -> Result:
         device = st.selectbox(_("Measured on"), devices, format_func=lambda each: _device_label(results[each]), key=key)
     else:
         st.markdown(f"**{_device_label(results[device])}**")
-    size = _("{memory} of memory.").format(memory=format_bytes(device.total_bytes, ByteUnit.GIB, 1))
+    size = _("{memory} of memory.").format(memory=format_bytes(device.total_bytes, unit, 1))
     st.caption(f"{where_measured(device)} {size}")
     return results[device]
 

@@ -46,3 +46,9 @@ VERDICT_ICONS = {
     Verdict.UNCERTAIN: ":material/help:",
     Verdict.DOES_NOT_FIT: ":material/cancel:",
 }
+
+
+def shaded(colour: str, shade: int) -> str:
+    """A colour, paler with each shade: several of a kind in one picture."""
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {1 / (1 + 0.5 * shade):.2f})"

@@ -14,7 +14,7 @@ from memcore.one_step import StepPart, WholeLayers, step_parts, whole_layers
 from memcore.terms import Moment, Phase
 from memcore.ui.charts import layout
 from memcore.ui.palette import GREY, STEP_COLOURS
-from memcore.units import ByteUnit, format_bytes, format_precisely
+from memcore.units import ByteUnit, axis_unit, format_bytes, format_precisely
 
 PART_LABELS = {
     StepPart.WEIGHTS: mark("weights"),
@@ -50,16 +50,18 @@ def step_of_engine(
     if not activations:
         parts.pop(StepPart.ACTIVATIONS, None)
     totals = [sum(each) for each in zip(*parts.values(), strict=True)]
-    _areas(figure, budget, parts, totals, edges, unit)
-    if activations:
-        _measured(figure, budget, measured or {}, edges, unit)
     top = max([*totals, *(measured or {}).values()])
+    # A small run's axis is in what its figures are in.
+    size, label = axis_unit(top, unit)
+    _areas(figure, budget, parts, totals, edges, unit, size)
+    if activations:
+        _measured(figure, budget, measured or {}, edges, unit, size)
     if budget.ladder.usable <= _IN_RANGE * top:
         top = max(top, budget.ladder.usable)
         figure.add_scatter(
             name=f"{_('usable')} {format_bytes(budget.ladder.usable, unit, 1)}",
             x=[edges[0], edges[-1]],
-            y=[budget.ladder.usable / unit.size] * 2,
+            y=[budget.ladder.usable / size] * 2,
             mode="lines",
             line={"color": GREY, "dash": "dash", "width": 2},
             hoverinfo="skip",
@@ -67,7 +69,7 @@ def step_of_engine(
             col=1,
         )
     figure.update_yaxes(
-        title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, 1.12 * top / unit.size], row=1, col=1
+        title=_("memory per GPU ({unit})").format(unit=label), range=[0, 1.12 * top / size], row=1, col=1
     )
     if layers:
         _layers(figure, layers, budget, edges)
@@ -89,6 +91,7 @@ def _areas(
     totals: Sequence[int],
     edges: Sequence[float],
     unit: ByteUnit,
+    size: int,
 ) -> None:
     labels = [moment_label(moment) for moment in budget.timeline]
     for part, values in parts.items():
@@ -100,7 +103,7 @@ def _areas(
             name=_(PART_LABELS[part]),
             x=edges,
             # The last moment needs an end as well.
-            y=[value / unit.size for value in (*values, values[-1])],
+            y=[value / size for value in (*values, values[-1])],
             text=[*hover, hover[-1]],
             mode="lines",
             line={"width": 0, "color": STEP_COLOURS[part], "shape": "hv"},
@@ -113,8 +116,15 @@ def _areas(
 
 
 def _measured(
-    figure: go.Figure, budget: Budget, measured: Mapping[Phase, int], edges: Sequence[float], unit: ByteUnit
+    figure: go.Figure,
+    budget: Budget,
+    measured: Mapping[Phase, int],
+    edges: Sequence[float],
+    unit: ByteUnit,
+    size: int,
 ) -> None:
+    """A mark for each phase that was measured. Its figure shows on hovering and stands in the table above: beside the
+    mark it would run into the areas."""
     peaks = budget.phase_peaks()
     found = {phase: num_bytes for phase, num_bytes in measured.items() if phase in peaks}
     if not found:
@@ -122,11 +132,10 @@ def _measured(
     figure.add_scatter(
         name=_("measured"),
         x=[(edges[peaks[phase]] + edges[peaks[phase] + 1]) / 2 for phase in found],
-        y=[num_bytes / unit.size for num_bytes in found.values()],
+        y=[num_bytes / size for num_bytes in found.values()],
         text=[_at_point(num_bytes, unit) for num_bytes in found.values()],
         customdata=[_(PHASE_LABELS[phase]) for phase in found],
-        mode="markers+text",
-        textposition="top center",
+        mode="markers",
         cliponaxis=False,
         marker={"size": 10, "symbol": "diamond", "color": GREY, "line": {"width": 2, "color": "white"}},
         hovertemplate=_("measured, %{customdata}: %{text}") + "<extra></extra>",

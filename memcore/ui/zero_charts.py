@@ -10,12 +10,21 @@ from memcore.explain import CATEGORY_LABELS
 from memcore.i18n import gettext as _
 from memcore.i18n import ngettext
 from memcore.terms import Category
-from memcore.ui.charts import ROOM, STATE_CATEGORIES, capacity_line, layout, log_range, stacked, usable_trace
+from memcore.ui.charts import (
+    STATE_CATEGORIES,
+    capacity_line,
+    layout,
+    log_range,
+    stacked,
+    usable_trace,
+)
 from memcore.ui.palette import CATEGORY_COLOURS, GREY, STAGE_COLOURS
 from memcore.units import ByteUnit, format_bytes
 
 # Ranks of the slice picture: more would not be seen apart.
 MAX_DRAWN_RANKS = 8
+# How far the axis goes on beyond the longest bar or farthest mark, for a column of figures.
+ROOM_FOR_PEAKS = 1.45
 
 
 def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
@@ -32,16 +41,27 @@ def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
         name=_("predicted peak of the engine"),
         y=[label for label, _peak in marked],
         x=[peak / unit.size for _label, peak in marked],
-        mode="markers+text",
-        text=[format_bytes(peak, unit, 1) for _label, peak in marked],
-        textposition="middle right",
+        mode="markers",
         cliponaxis=False,
         marker={"symbol": "diamond", "size": 12, "color": CATEGORY_COLOURS[Category.COMMUNICATION]},
         hovertemplate=f"%{{fullData.name}}: %{{x:.2f}} {unit.value}<extra></extra>",
     )
+    for label, peak in marked:
+        # In a column at the edge, where no capacity line crosses it.
+        figure.add_annotation(
+            x=1,
+            xref="paper",
+            xanchor="right",
+            y=label,
+            text=format_bytes(peak, unit, 1),
+            showarrow=False,
+            font={"color": CATEGORY_COLOURS[Category.COMMUNICATION]},
+        )
     capacity_line(figure, usable, _("usable"), unit)
     most = max([usable, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
-    figure.update_xaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
+    figure.update_xaxes(
+        title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM_FOR_PEAKS * most / unit.size]
+    )
     return layout(figure, 380)
 
 

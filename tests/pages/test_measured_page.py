@@ -126,6 +126,7 @@ class TestWhatIsKnown:
         store.add(results(SweepKind.SEQUENCE))
         at = explorer()
         said = words(at)
+        assert f"{CPU.total_bytes / 1e9:,.1f} GB of memory." in said
         assert "plain attention's own bytes grow as the length to the power of 2.00 (95%: 2.00 to 2.00)" in said
         assert "flash attention's own bytes grow as the length to the power of 1.00 (95%: 1.00 to 1.00)" in said
         assert "a CPU · 2026-01-02" in said

@@ -5,7 +5,8 @@ import pytest
 from memcore.budget import predict
 from memcore.compare import stage_rows
 from memcore.scenario import parse_scenario
-from memcore.ui.zero_charts import slices
+from memcore.ui.zero_charts import slices, stages
+from memcore.units import ByteUnit
 
 
 def held_parts(sharing: int, ranks: int, level: int, stage: int) -> list[tuple[float, float]]:
@@ -33,3 +34,17 @@ def test_a_rank_holds_its_groups_slice_and_the_next_group_the_same(sharing: int,
 def test_what_a_stage_does_not_divide_is_whole_on_every_rank():
     for part in held_parts(8, 8, level=0, stage=2):
         assert part == pytest.approx((0, 1))
+
+
+def test_no_capacity_line_crosses_a_peaks_figure():
+    """They stand in a column at the edge, beyond all that is drawn."""
+    data = {"model": {"name": "meta-llama/Llama-3.1-8B"}, "hardware": {"gpus": 8}, "parallelism": {"zero_stage": 3}}
+    budget = predict(parse_scenario(data))
+    rows = stage_rows(budget)
+    figure = stages(rows, budget.ladder.usable, ByteUnit.GB)
+    written = {each.y: each for each in figure.layout.annotations if each.y in {f"ZeRO-{stage}" for stage in range(4)}}
+    assert [written[f"ZeRO-{row.stage}"].text for row in rows] == [f"{row.peak_bytes / 1e9:.1f} GB" for row in rows]
+    assert {(each.xref, each.x, each.xanchor) for each in written.values()} == {("paper", 1, "right")}
+    farthest = max(budget.ladder.usable, *(row.peak_bytes or 0 for row in rows)) / 1e9
+    # A figure takes 50 of the 240 pixels that a screen of 400 leaves the plot.
+    assert figure.layout.xaxis.range[1] * (1 - 50 / 240) > farthest
