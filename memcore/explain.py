@@ -270,6 +270,7 @@ def assumptions(budget: Budget, unit: ByteUnit) -> str:
         model_name(budget),
         _(METHOD_LABELS[scenario.recipe.method]),
         budget.states.precision.label,
+        _float8_name(scenario),
         _optimizer_name(scenario),
         _engine_name(scenario),
         f"{scenario.hardware.gpus} × {budget.device.label}",
@@ -298,6 +299,13 @@ def model_name(budget: Budget) -> str:
             kind=model.config.get("model_type") or named_class(model.config), count=count
         )
     return _("{count} parameters").format(count=count)
+
+
+def _float8_name(scenario: Scenario) -> str:
+    if scenario.recipe.fp8 is None:
+        return ""
+    gathered = scenario.fsdp2_config.enable_fsdp_float8_all_gather
+    return f"FP8 {scenario.recipe.fp8}" + (_(", gathered in float8") if gathered else "")
 
 
 def _optimizer_name(scenario: Scenario) -> str:

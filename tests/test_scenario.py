@@ -657,6 +657,35 @@ def test_trained_copies_are_refused_where_they_are_not_predicted(changes: dict[s
     assert caught.value.field == "recipe.lora.modules_to_save"
 
 
+FSDP2 = {"hardware": {"gpus": 8}, "parallelism": {"engine": "fsdp2"}}
+GATHERS = {"engine_config": {"enable_fsdp_float8_all_gather": True}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "words"),
+    [
+        ({"model": BARE}, "recipe.fp8", "does nothing for a parameter count"),
+        ({"recipe": {"fp8": "rowwise", "method": "lora"}}, "recipe.fp8", "full training"),
+        ({"recipe": {"fp8": "rowwise", "convention": "pure_fp16"}}, "recipe.fp8", "in BF16"),
+        ({"recipe": {"fp8": "rowwise", "convention": "amp_autocast"}}, "recipe.fp8", "without autocast"),
+        ({"hardware": {"gpus": 8}, "parallelism": {"zero_stage": 3}}, "recipe.fp8", "a single GPU, DDP, and FSDP2"),
+        ({**FSDP2, "engine_config": {"cpu_offload": True}}, "recipe.fp8", "without offloading"),
+        ({"hardware": {"gpu": "A100-80GB"}}, "recipe.fp8", "not known to multiply in float8"),
+        ({"workload": {"seq_len": 4097}}, "recipe.fp8", "multiples of 16 tokens; there are 4097"),
+        ({"recipe": {"fp8": "delayed"}}, "recipe.fp8", "'delayed'; allowed are torchao's tensorwise"),
+        ({"recipe": {"fp8": {"margin": 0}}}, "recipe.fp8", "Transformer Engine's recipes are not predicted"),
+        ({**FSDP2, **GATHERS}, "engine_config.enable_fsdp_float8_all_gather", "it is rowwise"),
+        ({**FSDP2, **GATHERS, "recipe": {}}, "engine_config.enable_fsdp_float8_all_gather", "tensorwise alone"),
+        ({**GATHERS, "parallelism": {"engine": "fsdp2"}, "recipe": {"fp8": "tensorwise"}},
+         "engine_config.enable_fsdp_float8_all_gather", "among several ranks"),
+    ],
+)  # fmt: skip
+def test_float8_is_refused_where_it_is_not_predicted(changes: dict[str, Any], field: str, words: str):
+    found = refusal({"model": LLAMA, "recipe": {"fp8": "rowwise"}, **changes})
+    assert found.field == field
+    assert words in str(found)
+
+
 JSON_VALUES = st.recursive(
     st.none()
     | st.booleans()
@@ -676,7 +705,7 @@ FIELDS = {
     "engine_config": ("zero_optimization",),
     "recipe": (
         "method", "convention", "param_dtype", "compute_dtype", "grad_dtype", "reduce_dtype", "master_dtype",
-        "state_dtype", "optimizer", "quantization", "lora",
+        "state_dtype", "optimizer", "quantization", "lora", "fp8",
     ),
     "offload": ("optimizer", "parameters", "activations"),
     "workload": ("micro_batch", "seq_len", "grad_accum", "attention", "checkpointing", "loss", "loss_chunks",
@@ -725,6 +754,9 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         data["recipe"]["method"] = method
         if method != "full":
             data["recipe"]["lora"] = {"rank": draw(st.integers(1, 256)), "targets": ["q_proj", "v_proj"]}
+        elif engine in ("single", "ddp") and data["hardware"]["gpu"] == "H100-80GB":
+            data["recipe"] |= {"convention": "pure_bf16", "fp8": draw(st.sampled_from([None, "rowwise"]))}
+            data["workload"]["micro_batch"] *= 16
     return data
 
 

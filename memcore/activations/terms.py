@@ -66,9 +66,10 @@ def model_activations(scenario: Scenario, states: ModelStates, inventory: Invent
 def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     """Whether the closed form stands for the model's architecture and for the recipe; what else there is is traced.
 
-    It does not know which results are saved by operation, what autocast copies, what fused or compiled kernels keep,
-    keys and values in the model's output, experts that run one after the other, and code other than transformers'; of
-    adapters it knows those in FP32 on the modules of a dense model that computes in 16 bit, without dropout.
+    It does not know which results are saved by operation, what autocast copies, what fused, float8 or compiled kernels
+    keep, keys and values in the model's output, experts that run one after the other, and code other than
+    transformers'; of adapters it knows those in FP32 on the modules of a dense model that computes in 16 bit, without
+    dropout.
     """
     recipe, work = scenario.recipe, scenario.workload
     convention = precision_of(recipe).convention
@@ -77,7 +78,7 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
         return False
     if work.checkpointing.startswith("save(") or not is_used(inventory.model_class, work.attention):
         return False
-    if scenario.offload.activations is not Device.NONE:
+    if scenario.offload.activations is not Device.NONE or recipe.fp8 is not None:
         return False
     if work.fused_kernels or work.compile or work.loss_compiled or scenario.model.code != "transformers":
         return False

@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from memcore.adapters import lora_tensors
 from memcore.engines.base import Inputs
-from memcore.inventory import Block, Inventory, Role, Tensor
+from memcore.inventory import Block, Inventory, Role, Tensor, TensorKind
 from memcore.packing import is_packed, packing_of
 from memcore.recipes import ConventionName
 from memcore.scenario import Lora, Method, Scenario
@@ -129,9 +129,16 @@ def _unit(inputs: Inputs, tensors: Sequence[Tensor], *, trained: bool, in_place:
     plain = [tensor for tensor in tensors if tensor not in packed]
     shard = sum(shard_values(tensor, ranks) for tensor in plain)
     packed_shard = sum(ceil_div(tensor.numel, 2 * ranks) for tensor in packed)
+    narrower = (computed.size - 1) * sum(shard_values(tensor, ranks) for tensor in plain if _in_float8(inputs, tensor))
     return Unit(
-        gathered=0 if in_place and stored is computed else ranks * (shard * computed.size + packed_shard),
+        gathered=0 if in_place and stored is computed else ranks * (shard * computed.size + packed_shard - narrower),
         gradients=sum(tensor.numel for tensor in tensors) * computed.size if trained else 0,
         reduced=ranks * shard * convention.reduce_dtype.size if trained else 0,
         shard=shard if trained else 0,
     )
+
+
+def _in_float8(inputs: Inputs, tensor: Tensor) -> bool:
+    """Whether a weight is gathered in float8: see memcore.trace.float8, which has all linear modules but the head."""
+    gathers = inputs.scenario.fsdp2_config.enable_fsdp_float8_all_gather
+    return gathers and tensor.kind is TensorKind.LINEAR and tensor.role is not Role.HEAD

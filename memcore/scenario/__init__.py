@@ -6,6 +6,7 @@ sentence. :func:`parse_scenario` turns whatever is wrong with outside data into 
 
 from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import MAX_GPUS, MAX_TOKENS
+from memcore.scenario.float8 import FP8_CAPABILITY, FP8_MULTIPLE, FP8_RECIPES
 from memcore.scenario.losses import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, usual_upcast
 from memcore.scenario.parts import (
     Device,
@@ -25,6 +26,9 @@ from memcore.scenario.whole import Scenario
 
 __all__ = [
     "DEFAULT_CHUNKS",
+    "FP8_CAPABILITY",
+    "FP8_MULTIPLE",
+    "FP8_RECIPES",
     "IN_CHUNKS",
     "MAX_GPUS",
     "MAX_SCENARIO_CHARS",

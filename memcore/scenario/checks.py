@@ -9,7 +9,7 @@ from memcore.recipes import CONVENTIONS, DType
 from memcore.scenario.engine_configs import ENGINE_CONFIGS
 from memcore.scenario.fields import refuse
 from memcore.scenario.fsdp1_checks import check_fsdp1
-from memcore.scenario.kernel_checks import check_compile, check_fused_kernels
+from memcore.scenario.kernel_checks import check_compile, check_fp8, check_fused_kernels
 from memcore.scenario.parts import Device, Method, Quantization
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ def check(scenario: "Scenario") -> None:
     _check_offload(scenario)
     check_fused_kernels(scenario)
     check_compile(scenario)
+    check_fp8(scenario)
 
 
 def _check_model(scenario: "Scenario") -> None:

@@ -69,12 +69,15 @@ class Fsdp2Config(Part):
     """How FSDP2 is applied, a unit per decoder layer. Without `reshard_after_forward` a layer stays gathered from
     its forward to its backward; with it `reshard_exception` names what stays so all the same. `fsdp_units`: all but the
     layers is the root's, or the embedding is a unit, and the final norm with the head one. `cpu_offload`: torch's
-    CPUOffloadPolicy, which keeps shards, their gradients and optimizer states on the host."""
+    CPUOffloadPolicy, which keeps shards, their gradients and optimizer states on the host.
+    `enable_fsdp_float8_all_gather`: torchao's option of that name: the weights of recipe.fp8's modules are gathered in
+    float8."""
 
     reshard_after_forward: bool = True
     reshard_exception: Literal["last_block", "head", "last_block+head"] | None = None
     fsdp_units: Literal["block_root", "block_embed_head"] = "block_root"
     cpu_offload: bool = False
+    enable_fsdp_float8_all_gather: bool = False
 
     def reshards(self, unit: str) -> bool:
         """Whether a unit is resharded after its forward: a "block", the "last_block", the "embedding" or the "head"."""

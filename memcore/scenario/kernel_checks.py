@@ -1,10 +1,13 @@
-"""What fused kernels and compiled layers say of the rest of a scenario: what is refused, and what does nothing."""
+"""What fused, float8 and compiled kernels say of the rest of a scenario: what is refused, and what does nothing."""
 
 from typing import TYPE_CHECKING
 
 from memcore.engine_options import EngineName
+from memcore.hardware import accelerator
 from memcore.i18n import gettext as _
+from memcore.recipes import ConventionName, DType
 from memcore.scenario.fields import refuse
+from memcore.scenario.float8 import FP8_CAPABILITY, FP8_MULTIPLE
 from memcore.scenario.parts import FUSED_TARGETS, Lora, Method, Quantization
 
 if TYPE_CHECKING:
@@ -55,3 +58,45 @@ def check_compile(scenario: "Scenario") -> None:
     if work.reentrant or work.checkpointing == "attention":
         message = _("{field} is set, but torch compiles no reentrant checkpoint, and none of the attention alone.")
         raise refuse(field, message)
+
+
+def check_fp8(scenario: "Scenario") -> None:
+    """Float8 products as a trace has them: see memcore.trace.float8."""
+    recipe, parallelism, field = scenario.recipe, scenario.parallelism, "recipe.fp8"
+    _check_fp8_gather(scenario)
+    if recipe.fp8 is None:
+        return
+    if scenario.model.is_bare_count:
+        raise refuse(field, _("{field} does nothing for a parameter count: give a catalogue name or a config.json."))
+    if parallelism.engine not in (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP2) or scenario.shards_on_host:
+        message = _("{field} is set, which is predicted for a single GPU, DDP, and FSDP2 without offloading alone.")
+        raise refuse(field, message)
+    if (
+        recipe.method is not Method.FULL
+        or scenario.model.code != "transformers"
+        or scenario.model.experts == "separate"
+    ):
+        message = _("{field} is set, which is predicted for full training of transformers' code of today alone.")
+        raise refuse(field, message)
+    if recipe.computed_dtype is not DType.BF16 or recipe.convention is ConventionName.AMP_AUTOCAST:
+        message = _("{field} is set, which is predicted beside computation in BF16, without autocast, alone.")
+        raise refuse(field, message)
+    device = accelerator(scenario.hardware.gpu)
+    if device.compute_capability is None or float(device.compute_capability) < FP8_CAPABILITY:
+        message = _("{field} is set, but {gpu} is not known to multiply in float8: choose an NVIDIA GPU from Ada on.")
+        raise refuse(field, message, gpu=device.label)
+    tokens = scenario.workload.micro_batch * scenario.workload.seq_len
+    if tokens % FP8_MULTIPLE:
+        message = _("{field} is set, which takes multiples of {multiple} tokens; there are {tokens} in a micro-batch.")
+        raise refuse(field, message, multiple=FP8_MULTIPLE, tokens=tokens)
+
+
+def _check_fp8_gather(scenario: "Scenario") -> None:
+    recipe, field = scenario.recipe.fp8, "engine_config.enable_fsdp_float8_all_gather"
+    if not scenario.fsdp2_config.enable_fsdp_float8_all_gather:
+        return
+    if recipe != "tensorwise":
+        message = _("{field} is set, which torchao has for recipe.fp8 = tensorwise alone; it is {recipe}.")
+        raise refuse(field, message, recipe=recipe or _("none of them"))
+    if scenario.parallelism.dp_shard == 1:
+        raise refuse(field, _("{field} is set, which does nothing but among several ranks."))

@@ -23,6 +23,7 @@ from memcore.scenario.fields import (
     named_only,
     refuse,
 )
+from memcore.scenario.float8 import float8_recipe
 from memcore.scenario.losses import DEFAULT_CHUNKS, Loss, Upcast, check_loss, usual_upcast
 from memcore.units import MAX_PARAMS
 
@@ -183,6 +184,8 @@ class Recipe(Part):
     as where every linear module is replaced. `keeps_packed_inputs`: each product with an NF4 weight keeps its input for
     the backward, as bitsandbytes did before 0.43.2 (of July 2024). `fp32_norms`: the frozen norms are kept in FP32, as
     peft's prepare_model_for_kbit_training leaves them: their results, and what packed modules make of these, are too.
+    `fp8`: linear modules multiply in float8 by this recipe of torchao (memcore.scenario.float8), None: they do not.
+    `fp8`: linear modules multiply in float8.
     """
 
     method: Method = Method.FULL
@@ -200,6 +203,7 @@ class Recipe(Part):
     keeps_packed_inputs: bool = False
     fp32_norms: bool = False
     lora: Lora | None = None
+    fp8: Annotated[str | None, BeforeValidator(float8_recipe)] = None
 
     @property
     def stored_dtype(self) -> DType:

@@ -14,7 +14,9 @@ from memcore.score.gaps import (
     SETTINGS,
     UNITS,
     attention_of,
+    dtype_beside,
     gaps_of,
+    is_float8,
 )
 from memcore.score.losses import loss_fields
 from memcore.score.record import Run, RunSoftware
@@ -86,6 +88,7 @@ def _engine_config(run: Run) -> dict[str, Any] | None:
         return {
             "reshard_after_forward": run.parallelism.reshard_after_forward,
             "cpu_offload": run.workload.offload != "none",
+            "enable_fsdp_float8_all_gather": bool(given.get("fp8_all_gather")),
             **own,
         }
     if engine is EngineName.FSDP1:
@@ -131,8 +134,9 @@ def _recipe(run: Run) -> dict[str, Any]:
         },
         "convention": _convention(run),
         "param_dtype": recipe.param_dtype,
-        "compute_dtype": recipe.compute_dtype,
+        "compute_dtype": dtype_beside(run),
         "reduce_dtype": _reduce_dtype(run),
+        "fp8": (run.engine_config or {})["fp8_recipe"] if is_float8(run) else None,
     }
     if lora is not None:
         adapters = {name: getattr(lora, name) for name in ("rank", "targets", "dropout", "adapter_dtype")}
@@ -168,16 +172,14 @@ def _convention(run: Run) -> str:
         return "amp_autocast" if recipe.autocast and engine != EngineName.FSDP1 else "fsdp2_mixed"
     if engine == EngineName.DEEPSPEED and recipe.param_dtype != "fp32":
         return "zero_paper" if recipe.grad_dtype == recipe.param_dtype else "deepspeed_fp32_grad"
-    return {"fp32": "fp32", "bf16": "pure_bf16", "fp16": "pure_fp16"}[recipe.compute_dtype]
+    return {"fp32": "fp32", "bf16": "pure_bf16", "fp16": "pure_fp16"}[dtype_beside(run)]
 
 
 def _reduce_dtype(run: Run) -> str:
     """The dtype that gradients are reduced in: FSDP2's is that of the computation where none is given."""
     given: str | None = (run.engine_config or {}).get("reduce_dtype")
     of_engine = (
-        run.recipe.compute_dtype
-        if run.parallelism.engine in (EngineName.FSDP1, EngineName.FSDP2)
-        else run.recipe.grad_dtype
+        dtype_beside(run) if run.parallelism.engine in (EngineName.FSDP1, EngineName.FSDP2) else run.recipe.grad_dtype
     )
     return given or of_engine
 

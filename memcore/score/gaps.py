@@ -11,7 +11,7 @@ from typing import Any
 
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
-from memcore.scenario import Quantization
+from memcore.scenario import FP8_RECIPES, Quantization
 from memcore.score.losses import loss_gaps
 from memcore.score.record import Run, RunRecipe
 
@@ -44,10 +44,10 @@ ATTENTIONS = {
 # repeat_kv (to 2025). cuDNN's attention takes them as they are (torchtitan, commit 46658697).
 _REPEATING = ("torchtune", "torchtitan")
 CHECKPOINTINGS = {"none": "none", "full": "full", "full_reentrant": "full", "selective_attention": "attention"}
-# Of save lists: what a scenario has under another name, and what does not occur on one rank's whole tensors in 16 bits
-# (reduce_scatter is tensor parallelism's; max and abs are FP8's).
+# Of save lists: what a scenario has under another name, and what keeps nothing: reduce_scatter is tensor parallelism's,
+# max and abs those of FP8's scales, whose tensors do not last in a compiled layer (what is saved is the scale alone).
 SAVED = {"sdpa": "attention", "flex": "attention", "mm_alternate": "mm_alternate"}
-_NEVER_RUN = ("reduce_scatter", "max", "abs")
+_NEVER_KEPT = ("reduce_scatter", "max", "abs")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"name": "adamw"},
     "adam": {"name": "adam"},
@@ -128,6 +128,16 @@ def divides_weights(run: Run) -> bool:
     return run.parallelism.zero_stage in sharing and run.parallelism.dp > 1
 
 
+def is_float8(run: Run) -> bool:
+    """Whether linear modules multiply in float8, by a recipe that a scenario has."""
+    return run.recipe.compute_dtype == "fp8" and (run.engine_config or {}).get("fp8_recipe") in FP8_RECIPES
+
+
+def dtype_beside(run: Run) -> str:
+    """What is computed in but for such products: torchtitan's default, BF16 (config: mixed_precision_param)."""
+    return "bf16" if is_float8(run) and run.software.framework == "torchtitan" else run.recipe.compute_dtype
+
+
 def _unless(field: str, value: object, *expressed: object) -> Iterator[Gap]:
     """A gap where the value is none of those that are expressed."""
     if not any(value is each or (type(value) is type(each) and value == each) for each in expressed):
@@ -177,6 +187,8 @@ def _settings(run: Run, engine: EngineName) -> Iterator[Gap]:
     if engine is EngineName.FSDP1:
         units = (run.engine_config or {}).get("fsdp_units")
         implied["fsdp_units"] = units if units in list(UNITS) else "block_root"
+    if is_float8(run):
+        implied |= {"fp8_recipe": _ANY, "fp8_all_gather": _ANY}
     for name, value in (run.engine_config or {}).items():
         if name in SETTINGS.get(engine, ()) or (name in implied and implied[name] is _ANY) or value is None:
             continue
@@ -190,11 +202,12 @@ def _dtypes(run: Run) -> Iterator[Gap]:
     yield from _unless("recipe.param_dtype", recipe.param_dtype, *_DTYPES)
     norms = ["fp32"] if recipe.method == "qlora" and recipe.autocast else []
     yield from _unless("recipe.norm_dtype", recipe.norm_dtype, None, recipe.param_dtype, *norms)
-    yield from _unless("recipe.compute_dtype", recipe.compute_dtype, *_DTYPES)
-    same = recipe.param_dtype == recipe.compute_dtype
+    computed = dtype_beside(run)
+    yield from _unless("recipe.compute_dtype", computed, *_DTYPES)
+    same = recipe.param_dtype == computed
     cast = recipe.param_dtype == "fp32" and (recipe.autocast or engine in _FSDP)
     if not same and not cast:
-        pair = {"stored": recipe.param_dtype, "computed": recipe.compute_dtype}
+        pair = {"stored": recipe.param_dtype, "computed": computed}
         yield Gap(
             field="recipe.compute_dtype", what=_("{stored} weights that compute in {computed}").format(**pair)
         )  # fmt: skip
@@ -261,7 +274,10 @@ def _workload(run: Run) -> Iterator[Gap]:
     work = run.workload
     yield from _unless("workload.attention", work.attention, *ATTENTIONS)
     if work.checkpointing == "selective_op":
-        if not work.sac_save or not set(work.sac_save) <= {*SAVED, *_NEVER_RUN}:
+        known = {*SAVED, *_NEVER_KEPT}
+        if is_float8(run) and not work.compile:
+            known -= {"max", "abs"}
+        if not work.sac_save or not set(work.sac_save) <= known:
             yield from _unless("workload.sac_save", work.sac_save)
     else:
         yield from _unless("workload.checkpointing", work.checkpointing, *CHECKPOINTINGS)

@@ -89,10 +89,10 @@ def _own_units(budget: Budget, inventory: Inventory) -> str:
 
 
 def fsdp2_code(budget: Budget) -> str | None:
-    """Python that applies FSDP2 as predicted to a transformers model; None without shapes, and for adapters, whose
-    base is of another dtype than they are (fully_shard wants one dtype per unit)."""
+    """Python that applies FSDP2 as predicted to a transformers model; None without shapes, for adapters, whose base is
+    of another dtype than they are (fully_shard wants one dtype per unit), and where torchao has its part in it."""
     inventory, scenario = budget.inventory, budget.scenario
-    if inventory is None or not inventory.layers or scenario.recipe.method is not Method.FULL:
+    if inventory is None or not inventory.layers or scenario.recipe.method is not Method.FULL or scenario.recipe.fp8:
         return None
     dtypes, parallelism = budget.states.precision.convention, scenario.parallelism
     replicated, config = parallelism.dp_replicate > 1, scenario.fsdp2_config

@@ -7,14 +7,17 @@ Dynamo and AOTAutograd run as they do on a GPU, on fake tensors, with Inductor's
 they save. In Inductor's place a graph is run operation by operation, and of pointwise operations only those results
 are counted that Inductor's kernels write (torch 2.13, _inductor/scheduler.py, fuse_nodes; ir.py, realize_input): what
 a matrix product, an attention or another kernel of its own reads, and what the graph returns. A pointwise kernel
-writes over an operand that it is the last to read (scheduler.py, SchedulerNode.allocate, inplace_buffers).
+writes over an operand that it is the last to read (scheduler.py, SchedulerNode.allocate, inplace_buffers), but not
+over what a function was given: of a backward's inputs only over those that its forward made (graph.py, placeholder:
+bw_donated_idxs), not over what that was given itself, such as the logits of a loss.
 """
 
 import logging
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +25,7 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.utils import get_donated_idxs
 from torch._prims.rng_prims import run_and_save_rng_state, run_with_rng_state
 
 from memcore.trace.recorder import Recorder
@@ -60,8 +64,8 @@ class Compiler:
         self._quiet = ExitStack()
         # One for all: functions with the same code are compiled once.
         self._backend: Any = aot_autograd(
-            fw_compiler=self._run_by_node,
-            bw_compiler=self._run_by_node,
+            fw_compiler=partial(self._run_by_node, backward=False),
+            bw_compiler=partial(self._run_by_node, backward=True),
             partition_fn=min_cut_rematerialization_partition,
             decompositions=select_decomp_table(),
         )
@@ -83,26 +87,49 @@ class Compiler:
         wrapped: Callable[..., Any] = torch.compile(function, backend=self._backend, dynamic=False)
         return wrapped
 
-    def _run_by_node(self, module: fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    def _run_by_node(self, module: fx.GraphModule, _inputs: Any, *, backward: bool) -> Callable[..., Any]:
         written = _written(module.graph) if self._fuses else None
+        donated = frozenset((get_donated_idxs() or ()) if backward else ())
+        held = _held(module.graph, written, donated) if written is not None else {}
 
         def run(inputs: list[Any]) -> Any:
-            return _Interpreter(module, written, self.recorder).boxed_run(inputs)
+            return _Interpreter(module, written, held, self.recorder).boxed_run(inputs)
 
         run._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001  it lets go of its inputs itself
         return run
 
 
 class _Interpreter(fx.Interpreter):
-    """Runs a graph node by node; of fused operations the recorder sees those results that are `written`."""
+    """Runs a graph node by node; of fused operations the recorder sees those results that are `written`. `held`: the
+    inputs that the kernel of a node is the last to read, which are there until it is done."""
 
-    def __init__(self, module: fx.GraphModule, written: frozenset[fx.Node] | None, recorder: Recorder | None) -> None:
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        written: frozenset[fx.Node] | None,
+        held: Mapping[fx.Node, Sequence[fx.Node]],
+        recorder: Recorder | None,
+    ) -> None:
         super().__init__(module)
         self._written = written
+        self._held = held
+        self._given: dict[fx.Node, Any] = {}
         self._recorder = recorder
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node. What dropout or attention does again with the same random numbers runs without them."""
+        result = self._result(n)
+        for read in self._held.get(n, ()):
+            self._given.pop(read, None)
+        return result
+
+    def run(self, *args: Any, initial_env: dict[fx.Node, Any] | None = None, **kwargs: Any) -> Any:
+        """Run the graph, whose inputs are all in `initial_env`."""
+        held = {read for reads in self._held.values() for read in reads}
+        self._given = {node: value for node, value in (initial_env or {}).items() if node in held}
+        return super().run(*args, initial_env=initial_env, **kwargs)
+
+    def _result(self, n: fx.Node) -> Any:
         if n.target is run_and_save_rng_state:
             (function, *args), kwargs = self.fetch_args_kwargs_from_env(n)
             return torch.empty(0), function(*args, **kwargs)
@@ -118,6 +145,31 @@ class _Interpreter(fx.Interpreter):
             self.env.update(dict.fromkeys(self.user_to_last_uses.get(n, ())))
             self._recorder.see(result)
         return result
+
+
+def _held(
+    graph: fx.Graph, written: frozenset[fx.Node], donated: frozenset[int]
+) -> dict[fx.Node, list[fx.Node]]:  # fmt: skip
+    """The inputs of a graph by the node whose kernel is the last to read them, but for those that are donated, by
+    their places, and may be written over."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    last: dict[fx.Node, fx.Node] = {}
+    # What a node's result is made of, as far as kernels have not written it.
+    made_of: dict[fx.Node, set[fx.Node]] = {
+        node: set() if place in donated else {node} for place, node in enumerate(inputs)
+    }
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        reads = {source for read in node.all_input_nodes for source in made_of.get(read, ())}
+        if _is_fused(node) and node not in written:
+            made_of[node] = reads
+        else:
+            last |= dict.fromkeys(reads, node)
+    found: dict[fx.Node, list[fx.Node]] = {}
+    for node, by in last.items():
+        found.setdefault(by, []).append(node)
+    return found
 
 
 def _is_fused(node: fx.Node) -> bool:

@@ -64,8 +64,8 @@ class Recorder(TorchDispatchMode):
     Python lets go of it, which for fake tensors is when the allocator would.
 
     `known`: storages that are not counted (weights, buffers and input). `hidden`: see there. `paths` names the
-    modules; in a backward the module is the one whose forward made the autograd node that runs. `wrappers`: tensor
-    classes whose operations come again as operations on the plain tensors within.
+    modules; in a backward the module is the one whose forward made the autograd node that runs. Operations on tensors
+    that hold others (shards, float8 values) come again as operations on those.
     """
 
     def __init__(
@@ -73,10 +73,8 @@ class Recorder(TorchDispatchMode):
         known: list[torch.Tensor],
         hidden: Hidden,
         paths: Mapping[int, str],
-        wrappers: tuple[type[torch.Tensor], ...] = (),
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._wrappers = wrappers
         self._known = {local_tensor(tensor).untyped_storage()._cdata for tensor in known}  # noqa: SLF001  its identity
         self._hidden = hidden
         self._paths = paths
@@ -144,7 +142,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         """Run the operation, then count the storages that are new among its results."""
-        if self._wrappers and any(issubclass(kind, self._wrappers) for kind in types):
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
             return NotImplemented
         # Torch asks every fake tensor for its device, twice as often as it computes.
         if func is _DEVICE:

@@ -63,7 +63,7 @@ class Step:
 class Sharding:
     """FSDP2 among `shard` ranks, in `replicate` groups that hold the same: shards are kept in `param_dtype`, gradients
     reduced in `reduce_dtype`. `cpu_offload`: shards, their gradients and optimizer states are on the host. `fsdp_units`
-    and `reshard_exception`: see memcore.scenario.Fsdp2Config."""
+    and `reshard_exception`: see memcore.scenario.Fsdp2Config. `gathers_float8`: linear modules' weights, in float8."""
 
     shard: int
     replicate: int
@@ -73,6 +73,7 @@ class Sharding:
     cpu_offload: bool = False
     fsdp_units: str = "block_root"
     reshard_exception: str | None = None
+    gathers_float8: bool = False
 
     def reshards(self, unit: str) -> bool:
         """Whether a unit is resharded after its forward: a "block", the "last_block", the "embedding" or the "head"."""
@@ -106,8 +107,9 @@ class Request:
     """What to trace. `config` is a config.json's content; sizes in tokens; `dtype` that of the computation, which with
     `autocast` is not the weights': these are kept in `stored`, FP32 where that is None. `loss` is a kind of Loss, or
     "none" (the decoder alone); what goes with it, and `fused_kernels`, are as a Workload has them, `experts` and `code`
-    as a Model, `fp32_norms` as a Recipe. `step_in_backward`: each parameter is stepped, and its gradient freed, in the
-    backward. `compiled`: each layer by torch.compile, on the CPU's `kernels` with an own kernel for each operation.
+    as a Model, `fp32_norms` as a Recipe; `float8` is the recipe of products in float8, None for none.
+    `step_in_backward`: each parameter is stepped, and its gradient freed, in the backward. `compiled`: each layer by
+    torch.compile, on the CPU's `kernels` with an own kernel for each operation.
     `full_depth`: run every layer, to check the replay."""
 
     config: Mapping[str, Any]
@@ -129,6 +131,7 @@ class Request:
     stored: str | None = None
     fp32_norms: bool = False
     adapters: Adapters | None = None
+    float8: str | None = None
     step: Step | None = None
     step_in_backward: bool = False
     sharding: Sharding | FlatSharding | None = None
@@ -189,6 +192,7 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
         stored=convention.param_dtype.value if around_adapters else None,
         fp32_norms=scenario.recipe.fp32_norms,
         adapters=_adapters(scenario, convention),
+        float8=scenario.recipe.fp8,
         step=_step(scenario, convention),
         step_in_backward=scenario.recipe.optimizer.in_backward,
         sharding=_sharding(scenario, convention),
@@ -269,6 +273,7 @@ def _sharding(scenario: Scenario, convention: Convention) -> Sharding | FlatShar
         cpu_offload=config.cpu_offload,
         fsdp_units=config.fsdp_units,
         reshard_exception=config.reshard_exception,
+        gathers_float8=config.enable_fsdp_float8_all_gather,
     )
 
 

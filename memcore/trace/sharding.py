@@ -21,7 +21,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_collectives, _fsdp_param, _fsdp_param_group
-from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from memcore.trace.building import DTYPES
@@ -32,9 +31,6 @@ from memcore.trace.request import FlatSharding, Sharding
 from memcore.trace.tape import GATHERED, HOST, REDUCED
 from memcore.trace.units import Unit
 from memcore.units import ceil_div, round_up
-
-# Tensors that hold a shard: their operations come again as operations on it.
-WRAPPERS = (DTensor,)
 
 
 @contextmanager
@@ -79,6 +75,10 @@ def shard(root: Root, sharding: Sharding, compute_dtype: str | None, mesh: Devic
             apply(modules, reshard_after_forward=sharding.reshards(name))
         # The root's default: kept from its forward to its backward, which follows at once.
         apply(root, reshard_after_forward=None if sharding.reshard_after_forward else False)
+    if sharding.gathers_float8:
+        from memcore.trace.float8 import gather_in_float8  # torch's compiler takes a second to import
+
+        gather_in_float8(parameter for layer in layers for parameter in _group(layer).fsdp_params)
 
 
 def _first_chunk(_original: Any, tensor: torch.Tensor, num_chunks: int, dim: int) -> list[torch.Tensor]:

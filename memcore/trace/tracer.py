@@ -87,6 +87,8 @@ def _record(request: Request, attention: str) -> Tape:
         mesh = stack.enter_context(sharding.ranks(request.sharding)) if request.sharding else None
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         make_fake(built.model, DTYPES[request.adapters.dtype] if request.adapters else None)
+        if request.float8 is not None:
+            _multiply_in_float8(built.model, request.float8)
         stack.enter_context(kernels.grouped_products())
         stack.enter_context(fused(built.model, request.fused_kernels))
         stack.enter_context(kernels.cuda_dropout() if request.kernels == "cuda" else nullcontext())
@@ -108,6 +110,12 @@ def _compiler(*, fuses: bool) -> "Compiler":
     from memcore.trace.compiling import Compiler  # torch's compiler takes a second to import
 
     return Compiler(fuses=fuses)
+
+
+def _multiply_in_float8(model: Any, recipe: str) -> None:
+    from memcore.trace.float8 import convert  # it knows torch's compiler too
+
+    convert(model, recipe)
 
 
 class _Tags:
@@ -156,7 +164,7 @@ def _run(built: Built, tags: _Tags, request: Request, attention: str, mesh: Any,
     hidden = kernels.cuda_hidden if request.kernels == "cuda" else kernels.cpu_hidden
     known = [*_kept(step, request), *model.buffers(), tokens]
     paths = {**built.paths, id(root): "loss"}
-    recorder = Recorder(known, hidden, paths, sharding.WRAPPERS if request.sharding else ())
+    recorder = Recorder(known, hidden, paths)
     if compiler is not None:
         _step(step, tokens, tags, request)  # unseen: what is compiled is so as it first runs
         step.zero_grad()

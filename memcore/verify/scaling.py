@@ -113,6 +113,8 @@ def check_runnable(scenario: Scenario, ranks: int, device: str) -> None:
         raise UserError(_("A step in the backward is not run for proof yet."), "recipe.optimizer.in_backward")
     if scenario.workload.compile or scenario.workload.loss_compiled:
         raise UserError(_("What is compiled is not run for proof yet."), "workload.compile")
+    if scenario.recipe.fp8 is not None:
+        raise UserError(_("Products in float8 are not run for proof yet."), "recipe.fp8")
     parts = (scenario.offload.optimizer, scenario.offload.parameters)
     if device == "cpu" and (scenario.shards_on_host or any(part is not Device.NONE for part in parts)):
         raise UserError(_("Where the device is the CPU, offloading to it shows nothing."), "offload")

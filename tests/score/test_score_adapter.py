@@ -195,6 +195,23 @@ def test_what_is_compiled_arrives():
     assert work.loss_compiled
 
 
+def test_torchtitans_float8_is_torchaos_beside_bf16():
+    """abs and max are saved for float8's scales: compiled, they keep nothing else; uncompiled, the whole tensor."""
+    given: dict[str, Any] = {
+        "software__framework": "torchtitan", "hardware__gpu": "H100-80GB", "recipe__compute_dtype": "fp8",
+        "engine_config": {"fp8_recipe": "tensorwise", "fp8_all_gather": False}, "workload__compile": True,
+        "workload__checkpointing": "selective_op", "workload__sac_save": ["mm_alternate", "sdpa", "abs", "max"],
+    }  # fmt: skip
+    recipe = scenario_of(parse_run(made_up(**given))).recipe
+    assert (recipe.fp8, recipe.computed_dtype) == ("tensorwise", "bf16")
+    for changes, field in (
+        ({"workload__compile": False}, "workload.sac_save"),
+        ({"software__framework": "hf_trainer"}, "recipe.compute_dtype"),
+        ({"engine_config": {"fp8_recipe": "delayed"}}, "engine_config.fp8_recipe"),
+    ):
+        assert field in [gap.field for gap in gaps_of(parse_run(made_up(**given | changes)))]
+
+
 def test_torchtitans_save_list_arrives():
     """What never runs without tensor parallelism and FP8 leaves nothing to save."""
     listed = ["mm_alternate", "sdpa", "reduce_scatter", "max"]

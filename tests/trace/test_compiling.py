@@ -127,12 +127,13 @@ def test_what_inductors_kernels_write(monkeypatch: pytest.MonkeyPatch, kind: str
 @pytest.mark.parametrize("backend", ["aot_eager_decomp_partition", "inductor"])
 def test_a_compiled_loss(monkeypatch: pytest.MonkeyPatch, backend: str):
     """Of 32,000 words, whose logits are far more than all else: Inductor casts them to FP32 inside of its kernels, so
-    that they and their gradient are all there is of them, 4 bytes a logit in place of 12. To a kilobyte."""
+    that they and their gradient are all there is of them, 4 bytes a logit in place of 12: what the loss was given is
+    not written over. With tokens enough that the step's peak is there."""
     if backend == "inductor":
         monkeypatch.setattr(tracer, "_compiler", lambda *, fuses: Compiler(fuses=True))
-    name, size = "llama, 32000 words", (1, 192)
+    name, size = "llama, 32000 words", (1, 768)
     profile = traced(
-        CONFIGS[name], micro_batch=1, seq_len=192, dtype="bf16", attention="flash", checkpointing="full",
+        CONFIGS[name], micro_batch=1, seq_len=768, dtype="bf16", attention="flash", checkpointing="full",
         loss_compiled=True,
     )  # fmt: skip
     kernels.register()
@@ -156,4 +157,4 @@ def test_a_compiled_loss(monkeypatch: pytest.MonkeyPatch, backend: str):
 
     real, found = real_peak(step), max(profile.with_gradients)
     print(backend, f"{found:,} {real:,} {found / real - 1:+.3%}")
-    assert abs(found - real) <= 1024
+    assert found == pytest.approx(real, rel=0.0002)

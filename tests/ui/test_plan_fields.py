@@ -82,6 +82,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "recipe.lora.modules_to_save": {
         "recipe": {"method": "lora", "lora": {"adapter_dtype": "bf16", "modules_to_save": ["lm_head"]}}
     },
+    "recipe.fp8": {"recipe": {"fp8": "rowwise"}},
     "offload.optimizer": {"hardware": MANY, "parallelism": STAGE_3, "offload": {"optimizer": "nvme"}},
     "offload.parameters": {"hardware": MANY, "parallelism": STAGE_3, "offload": {"parameters": "cpu"}},
     "offload.activations": {"offload": {"activations": "cpu"}},
@@ -143,6 +144,9 @@ EXAMPLES |= {
     "ddp.gradient_as_bucket_view": of_engine("ddp", {"gradient_as_bucket_view": True}),
     **{f"fsdp1.{name}": of_engine("fsdp1", {name: value}, **rest) for name, (value, rest) in FSDP1.items()},
     **{f"fsdp2.{name}": of_engine("fsdp2", {name: value}) for name, value in FSDP2.items()},
+    "fsdp2.enable_fsdp_float8_all_gather": of_engine(
+        "fsdp2", {"enable_fsdp_float8_all_gather": True}, recipe={"fp8": "tensorwise"}
+    ),
     **{
         f"deepspeed.zero_optimization.{name}": {
             **of_engine("deepspeed", {"zero_optimization": {name: value}}),

@@ -36,7 +36,7 @@ def fsdp_config(values: Values, engine: EngineName) -> dict[str, Any]:
     if engine is EngineName.FSDP2:
         exception = values["w_reshard_exception"] if values["w_reshard"] else None
         own |= {"reshard_exception": exception, "fsdp_units": values["w_fsdp_units"]}
-        return {} if own == Fsdp2Config().model_dump() else own
+        return {} if own.items() <= Fsdp2Config().model_dump().items() else own
     full = values["w_method"] == Method.FULL
     own |= {
         "adapters": None if full or values["w_fsdp_adapters"] == "apart" else values["w_fsdp_adapters"],

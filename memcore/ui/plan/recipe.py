@@ -12,10 +12,11 @@ from memcore.scenario import Recipe
 from memcore.ui.plan.adapters import ADAPTER_FIELDS, adapter_values, chosen_adapters, draw_adapters
 from memcore.ui.plan.dtypes import DTYPE_FIELDS
 from memcore.ui.plan.field import more
+from memcore.ui.plan.float8 import FLOAT8_FIELDS
 from memcore.ui.plan.optimizer import chosen_optimizer, draw_optimizer, optimizer_values
 from memcore.ui.plan.values import Values
 
-RECIPE_FIELDS = (*ADAPTER_FIELDS, *DTYPE_FIELDS)
+RECIPE_FIELDS = (*ADAPTER_FIELDS, *DTYPE_FIELDS, *FLOAT8_FIELDS)
 
 
 def recipe_values(recipe: Recipe) -> dict[str, Any]:
