@@ -43,7 +43,15 @@ def loss_fields(run: Run) -> dict[str, Any]:
         fields["loss_chunks"] = work.loss_chunks
     if kind is not Loss.CHUNKED:
         fields["shifted_copy"] = _copies_shifted(run, kind)
-    return {**fields, "logits_retained": work.logits_retained, "loss_compiled": work.loss_compiled}
+    return {**fields, "logits_retained": work.logits_retained, "loss_compiled": _is_compiled(run, kind)}
+
+
+def _is_compiled(run: Run, kind: Loss) -> bool:
+    """Whether the loss that is asked to be compiled is. torchtune's full fine-tuning does not take the compiled one,
+    but a chunked one is compiled in itself (recipes/full_finetune_single_device.py and training/_compile.py,
+    compile_loss, commit f3d8d3c7)."""
+    dropped = run.software.framework == "torchtune" and run.recipe.method == "full" and kind is Loss.UNFUSED
+    return run.workload.loss_compiled and not dropped
 
 
 def loss_gaps(run: Run) -> Iterator[tuple[str, str]]:

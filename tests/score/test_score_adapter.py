@@ -10,6 +10,7 @@ from memcore.errors import UserError
 from memcore.scenario import scenario_data
 from memcore.score.adapter import scenario_of
 from memcore.score.gaps import beyond_scope, gaps_of
+from memcore.score.losses import loss_fields
 from memcore.score.record import parse_run
 
 # Fields that say where a run comes from, what was measured, or what the counted config is compared with.
@@ -193,6 +194,17 @@ def test_what_is_compiled_arrives():
     work = scenario_of(parse_run(made_up(**given))).workload
     assert work.compile
     assert work.loss_compiled
+
+
+@pytest.mark.parametrize(
+    ("method", "loss", "compiled"),
+    [("full", "unfused", False), ("full", "chunked_ce", True), ("lora", "unfused", True)],
+)
+def test_torchtunes_full_fine_tuning_drops_its_compiled_loss(method: str, loss: str, compiled: bool):
+    kind = "single" if method == "full" else "lora"
+    given = {"workload__loss_compiled": True, "workload__loss": loss, "workload__logits_dtype": "fp32"}
+    run = parse_run(made_up(kind, software__framework="torchtune", **given))
+    assert loss_fields(run)["loss_compiled"] == compiled
 
 
 def test_torchtitans_float8_is_torchaos_beside_bf16():
