@@ -10,7 +10,7 @@ from memcore.compare import PhasePair
 from memcore.configs import named_class
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
-from memcore.i18n import mark
+from memcore.i18n import mark, ngettext
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import State
@@ -258,7 +258,7 @@ def alive_rows(table: AliveTable, unit: ByteUnit) -> list[tuple[str, str, str]]:
     """Module, size, and what it is kept as; what is left out as one row."""
     rows = [(alive.module, format_bytes(alive.num_bytes, unit), term_label(alive.term)) for alive in table.rows]
     if table.num_others:
-        others = _("{count} others").format(count=table.num_others)
+        others = ngettext("{count} other", "{count} others", table.num_others).format(count=table.num_others)
         rows.append((others, format_bytes(table.others_bytes, unit), "-"))
     return rows
 

@@ -88,8 +88,9 @@ def _stage_three(budget: Budget, unit: ByteUnit) -> str:
 
 def _activations(budget: Budget, unit: ByteUnit) -> str:
     text = _(
-        "Plain attention keeps a score for every pair of tokens: {plain} for all layers at {tokens:,} tokens, and "
-        "quadratic in the length. FlashAttention-2 keeps none: {flash}, linear. Checkpointing keeps each layer's input "
+        "Plain attention keeps a score for every pair of tokens: with them all layers' activations take {plain} at "
+        "{tokens:,} tokens, quadratic in the length. FlashAttention-2 keeps no scores: without them {flash} are left, "
+        "linear. Checkpointing keeps each layer's input "
         "and recomputes the rest: {full}; with sqrt(L) segments it would be O(sqrt(L)) where a layer keeps about its "
         "input."
     )

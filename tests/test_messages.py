@@ -52,6 +52,7 @@ def test_the_extraction_finds_sentences_of_every_kind():
     found = {message.id for message in SCRIPT["extract"]()}
     assert "How is this computed?" in found  # _("...") of a page
     assert "Does not fit" in found  # mark("...") of a table
+    assert ("{count} other", "{count} others") in found  # ngettext("...", "...", n)
     assert "The {phase} binds." in " ".join(str(message) for message in found)
 
 

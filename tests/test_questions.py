@@ -76,6 +76,9 @@ def test_the_three_answers_about_activations_fall_from_plain_attention_to_checkp
     """Sizes in one unit, so that they can be compared: N x N scores, flash attention, each layer's input."""
     answer = QUESTIONS[4].answered(ByteUnit.GB)
     plain, flash, checkpointed = (float(size) for size in re.findall(r"([\d.]+) GB", answer))
+    # All activations, of which the scores are the most: 32 layers of 32 heads, two bytes a pair twice.
+    assert plain > 32 * 32 * 8192**2 * 4 / 1e9
+    assert f"with them all layers' activations take {plain:g} GB" in answer
     assert plain > 5 * flash > 25 * checkpointed
     assert "quadratic" in answer
     assert "linear" in answer

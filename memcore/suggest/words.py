@@ -1,7 +1,7 @@
 """A suggestion in words: what it reaches, and each change with its reason."""
 
 from memcore.i18n import gettext as _
-from memcore.i18n import mark
+from memcore.i18n import mark, ngettext
 from memcore.suggest.search import Change, GoalKind, Suggestion
 from memcore.suggest.traffic import Traffic
 from memcore.units import ByteUnit, format_bytes
@@ -59,8 +59,11 @@ def _faster(kept: Traffic, after: Traffic, unit: ByteUnit) -> list[str]:
     if kept.sent_bytes > after.sent_bytes:
         return [_("{size} less is sent").format(size=format_bytes(kept.sent_bytes - after.sent_bytes, unit))]
     if kept.launches > after.launches:
-        return [_("{count} fewer collectives").format(count=f"{kept.launches - after.launches:,}")]
-    return [_("{count} fewer pieces of the update").format(count=f"{kept.updates - after.updates:,}")]
+        fewer = kept.launches - after.launches
+        return [ngettext("{count} fewer collective", "{count} fewer collectives", fewer).format(count=f"{fewer:,}")]
+    fewer = kept.updates - after.updates
+    pieces = ngettext("{count} fewer piece of the update", "{count} fewer pieces of the update", fewer)
+    return [pieces.format(count=f"{fewer:,}")]
 
 
 def traffic_rows(suggestion: Suggestion, unit: ByteUnit) -> list[tuple[str, str, str]]:

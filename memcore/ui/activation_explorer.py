@@ -35,7 +35,11 @@ def render(budget: Budget, unit: ByteUnit) -> None:
                 format_bytes(found.input_bytes, unit),
                 _("What full checkpointing keeps of a layer instead."),
             ),
-            (_("All layers"), at_most, _("In this scenario, at the most.")),
+            (
+                _("All layers"),
+                at_most,
+                _("In this scenario, at the most: all that is saved, and what one layer adds for a moment."),
+            ),
             (_("Logits and loss"), format_bytes(losses[chosen], unit), _("At their peak, with the loss chosen.")),
         ]
     )

@@ -153,7 +153,7 @@ def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
     labels = [_(PHASE_LABELS[row.phase]) for row in rows]
     figure = go.Figure()
     figure.add_bar(
-        name=_("states of the floor"),
+        name=_("states of the floor, as far as alive"),
         y=labels,
         x=[row.floor / unit.size for row in rows],
         orientation="h",

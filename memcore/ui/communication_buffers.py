@@ -20,6 +20,7 @@ from memcore.engine_options import ENGINE_OPTIONS
 from memcore.errors import UserError
 from memcore.explain import explain_term, term_label
 from memcore.i18n import gettext as _
+from memcore.i18n import ngettext
 from memcore.report import budget_rows
 from memcore.ui import charts, state, verifying
 from memcore.ui.cards import downloads, figures, how_computed, opening, table, text_table
@@ -39,7 +40,7 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     beside = max(sum(share for _term, share in row.terms) for row in rows)
     figures(
         [
-            (_("Floor"), format_bytes(budget.static.total_bytes, unit), _("The states per GPU in theory.")),
+            (_("Floor"), format_bytes(budget.static.total_bytes, unit), _("All states of a GPU in theory, at once.")),
             (_("Expected peak"), format_bytes(budget.peak_bytes, unit), _("With buffers, activations and loss.")),
             (_("Engine's additions, at most"), format_bytes(beside, unit), _("Buffers, copies and what is gathered.")),
             (
@@ -52,6 +53,12 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     if budget.scenario.hardware.gpus == 1:
         st.info(_("One GPU communicates nothing: choose an engine and more GPUs in the sidebar."))
     st.plotly_chart(charts.above_floor(rows, unit), config=charts.CONFIG, alt=_("From the floor to the peak, by phase"))
+    st.caption(
+        _(
+            "Of the floor each phase has the states that are alive in it: without accumulation there are no gradients "
+            "before the backward."
+        )
+    )
     names = {term.name for row in rows for term, _share in row.terms}
     how_computed(explain_term(term, unit) for term in budget.terms if term.name in names)
     _one_step(budget, unit)
@@ -135,7 +142,8 @@ def _show_reading(reading: Reading, unit: ByteUnit) -> None:
         _("Each key's effect on this scenario's memory"),
     )
     if idle:
-        with st.expander(_("Without effect here: {count} settings").format(count=len(idle))):
+        said = ngettext("Without effect here: {count} setting", "Without effect here: {count} settings", len(idle))
+        with st.expander(said.format(count=len(idle))):
             text_table([_key_row(key, unit) for key in idle], _("Keys without effect on this scenario's memory"))
 
 

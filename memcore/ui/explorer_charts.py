@@ -65,7 +65,7 @@ def depth(curves: Sequence[Curve], current: int, unit: ByteUnit) -> go.Figure:
             y=[total / unit.size for _size, total in curve.points],
             mode="lines+markers",
             line={"color": STAGE_COLOURS[position]},
-            hovertemplate=_("%{{fullData.name}}, %{{x}} layers: %{{y:.2f}} {unit}").format(unit=unit.value)
+            hovertemplate=_("%{{fullData.name}}, layers: %{{x}}, %{{y:.2f}} {unit}").format(unit=unit.value)
             + "<extra></extra>",
         )
     sizes = [size for size, _total in curves[0].points]

@@ -9,6 +9,7 @@ from memcore.bench.results import Result
 from memcore.bench.store import MAX_EXPORT_CHARS, Store
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.i18n import ngettext
 from memcore.scenario import decode_json
 from memcore.score.points import point_rows, predictable
 from memcore.settings import settings
@@ -51,9 +52,14 @@ def _take(result: Result) -> None:
         st.session_state[_TAKEN] = (_shown(result), str(error))
         return
     own_rows.keep(found)
-    said = _("{count} points are among your own runs now.").format(count=len(found))
+    said = ngettext(
+        "{count} point is among your own runs now.", "{count} points are among your own runs now.", len(found)
+    ).format(count=len(found))
     if left := len(result.measured) - len(found):
-        said += " " + _("{count} others have no figures or no prediction.").format(count=left)
+        others = ngettext(
+            "{count} other has no figures or no prediction.", "{count} others have no figures or no prediction.", left
+        )
+        said += " " + others.format(count=left)
     st.session_state[_TAKEN] = (_shown(result), said)
 
 
@@ -83,7 +89,9 @@ def _take_in(store: Store) -> None:
         return
     try:
         count = store.take_in(decode_json(given.getvalue().decode("utf-8", "replace"), MAX_EXPORT_CHARS))
-        said = _("{count} measurements were taken in.").format(count=count)
+        said = ngettext("{count} measurement was taken in.", "{count} measurements were taken in.", count).format(
+            count=count
+        )
     except UserError as error:
         said = str(error)
     st.session_state[_TAKEN_IN] = said

@@ -12,7 +12,7 @@ from memcore.accuracy.words import calibration_sentence
 from memcore.budget import Budget
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.i18n import use_language
+from memcore.i18n import ngettext, use_language
 from memcore.score.own import export_rows, proof_row, read_given
 from memcore.score.published import published_records
 from memcore.score.running import RunningScores, Scored
@@ -124,7 +124,9 @@ def _progress() -> None:
 def _how_far(found: Scored) -> str:
     if found.waits:
         return _("Other runs are being scored on this server first.")
-    sentence = _("{done} of {all} runs are scored.").format(done=found.done, all=found.num_records)
+    sentence = ngettext("{done} of {all} run is scored.", "{done} of {all} runs are scored.", found.num_records).format(
+        done=found.done, all=found.num_records
+    )
     if found.estimate_s is None:
         return sentence
     return sentence + " " + _("About {seconds:.0f} s left.").format(seconds=found.estimate_s)

@@ -13,7 +13,7 @@ from memcore.accuracy.scored import Figure, ScoredRun, source_link
 from memcore.accuracy.words import engine_label, error_text, evidence_label, method_label, metric_label, run_label
 from memcore.explain import explain_term
 from memcore.i18n import gettext as _
-from memcore.i18n import mark
+from memcore.i18n import mark, ngettext
 from memcore.score.adapter import scenario_of
 from memcore.score.reasons import reason_of
 from memcore.score.scoring import Score, score_run
@@ -117,9 +117,10 @@ def _medians(runs: Sequence[ScoredRun], chosen: Sequence[ScoredRun]) -> None:
             value, explained = "-", _("None of these runs is predicted.")
         else:
             value = f"{found.median_abs_pct:.1f}%"
-            explained = _("Median error of {runs} runs; nine of ten are within {most:.1f}%.").format(
-                runs=found.predicted, most=found.p90_abs_pct
-            )
+            explained = ngettext(
+                "The error of {runs} run.", "Median error of {runs} runs; nine of ten are within {most:.1f}%.",
+                found.predicted,
+            ).format(runs=found.predicted, most=found.p90_abs_pct)  # fmt: skip
         rows.append((_(label), value, explained))
     if rows:
         st.caption(_("Median error of the runs that are shown, by what was measured of them"))

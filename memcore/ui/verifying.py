@@ -12,7 +12,7 @@ from memcore.budget import Budget
 from memcore.engine_options import EngineName
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.i18n import use_language
+from memcore.i18n import ngettext, use_language
 from memcore.jobs import Progress
 from memcore.settings import settings
 from memcore.ui import charts
@@ -132,7 +132,12 @@ def _how_far(progress: Progress, scaled: Scaled) -> str:
         return sentence.format(place=progress.place, **numbers)
     if progress.waits_for_others:
         return f"{scaled.case.name}: {_(WAITS_FOR_OTHERS)}"
-    return _("{name} runs on {ranks} ranks; about {seconds:.0f} s left.").format(**numbers)
+    sentence = ngettext(
+        "{name} runs on {ranks} rank; about {seconds:.0f} s left.",
+        "{name} runs on {ranks} ranks; about {seconds:.0f} s left.",
+        scaled.case.ranks,
+    )
+    return sentence.format(**numbers)
 
 
 def _keep(running: RunningProof, scaled: Scaled) -> None:

@@ -133,7 +133,7 @@ def world_sizes(
             y=[total / unit.size for _ranks, total in points],
             mode="lines",
             line={"color": STAGE_COLOURS[stage], "width": 2},
-            hovertemplate=_("ZeRO-{stage}, %{{x}} GPUs: %{{y:.2f}} {unit}").format(stage=stage, unit=unit.value)
+            hovertemplate=_("ZeRO-{stage}, GPUs: %{{x}}, each %{{y:.2f}} {unit}").format(stage=stage, unit=unit.value)
             + "<extra></extra>",
         )
     for stage, ranks in smallest.items():
