@@ -27,7 +27,7 @@ from memcore.model_text import counted_text
 from memcore.notices import notices
 from memcore.terms import EvidenceKind
 from memcore.units import ByteUnit, format_bytes, format_rate, format_seconds
-from memcore.verdict_words import signed, verdict_sentence
+from memcore.verdict_words import host_parts, signed, verdict_sentence
 
 
 class _Sources:
@@ -160,9 +160,7 @@ def _communication_text(budget: Budget, unit: ByteUnit, sources: _Sources) -> st
 
 def _host_text(budget: Budget, unit: ByteUnit) -> list[str]:
     """What offloading and paging take on each node; nothing where they take nothing."""
-    host = budget.host
-    held = ((_("CPU memory"), host.cpu_bytes), (_("NVMe"), host.nvme_bytes), (_("Unified memory"), host.unified_bytes))
-    rows = [(name, format_bytes(num_bytes, unit)) for name, num_bytes in held if num_bytes]
+    rows = [(name, format_bytes(num_bytes, unit)) for name, num_bytes in host_parts(budget)]
     return [table([(_("Host, per node"), _("Bytes")), *rows], "<>")] if rows else []
 
 

@@ -103,6 +103,21 @@ def missing_sentences(budget: Budget, unit: ByteUnit) -> list[str]:
     return [_("Not counted: {parts}; {left} is left for them.").format(parts=parts, left=format_bytes(left, unit))]
 
 
+def host_parts(budget: Budget) -> list[tuple[str, int]]:
+    """What each node gives beside its GPUs, by what it is; none where nothing leaves them."""
+    host = budget.host
+    held = ((_("CPU memory"), host.cpu_bytes), (_("NVMe"), host.nvme_bytes), (_("Unified memory"), host.unified_bytes))
+    return [(name, num_bytes) for name, num_bytes in held if num_bytes]
+
+
+def host_sentence(budget: Budget, unit: ByteUnit) -> str:
+    """The same as a sentence; empty where nothing leaves the GPUs."""
+    parts = [f"{name} {format_bytes(num_bytes, unit)}" for name, num_bytes in host_parts(budget)]
+    if not parts:
+        return ""
+    return _("Beside its GPUs each node must give: {parts}.").format(parts=", ".join(parts))
+
+
 def signed(num_bytes: int, unit: ByteUnit) -> str:
     """Bytes with their sign."""
     return ("+" if num_bytes >= 0 else "−") + format_bytes(abs(num_bytes), unit)
@@ -132,7 +147,7 @@ def ladder_figures(ladder: Ladder, unit: ByteUnit) -> list[tuple[str, str, str]]
         )
         sizes = {"reserved": ladder.reserved, "outside": ladder.runtime.largest, "cached": ladder.cached}
         text = shown.format(**{name: format_bytes(size, unit) for name, size in sizes.items()})
-        found.append((_("nvidia-smi shows, about"), format_bytes(ladder.device, unit), text))
+        found.append((_("nvidia-smi, about"), format_bytes(ladder.device, unit), text))
     help_text = _("The card's usable memory, {usable}, less what is needed.")
     left = signed(ladder.headroom, unit)
     return [*found, (_("Headroom"), left, help_text.format(usable=format_bytes(ladder.usable, unit)))]

@@ -11,7 +11,14 @@ from memcore.budget import Budget, Evidence, Verdict, judge, predict
 from memcore.notices import NoticeKind, notices
 from memcore.scenario import parse_scenario
 from memcore.units import ByteUnit
-from memcore.verdict_words import headline, ladder_figures, verdict_sentence, verdict_word, what_a_trace_adds
+from memcore.verdict_words import (
+    headline,
+    host_sentence,
+    ladder_figures,
+    verdict_sentence,
+    verdict_word,
+    what_a_trace_adds,
+)
 
 GB, BYTES = ByteUnit.GB, 10**9
 LLAMA = {
@@ -94,6 +101,23 @@ class TestHeadline:
         assert headline(budget, GB).startswith(f"{words}:")
         assert (budget.ladder.needed > budget.ladder.usable) == ("not fit" in words)
         assert verdict_word(budget.verdict, budget.ladder.needed, budget.ladder.usable) == words
+
+
+class TestHost:
+    def test_what_is_offloaded_is_said_per_node(self):
+        """Stage 3, optimizer on the CPU: 12 bytes for each of 8.03 billion parameters among 16 GPUs, 8 of them in a
+        node, and what DeepSpeed keeps of gradients there."""
+        offloaded = {
+            **LLAMA,
+            "hardware": {"gpu": "H100-80GB", "gpus": 16, "gpus_per_node": 8},
+            "parallelism": {"engine": "deepspeed", "zero_stage": 3},
+            "offload": {"optimizer": "cpu"},
+        }
+        budget = budget_of(offloaded)
+        (said,) = sizes(host_sentence(budget, GB))
+        assert said == pytest.approx(budget.host.cpu_bytes / BYTES, abs=0.006)
+        assert said >= 12 * 8.03 / 2
+        assert host_sentence(budget_of(LLAMA), GB) == ""
 
 
 class TestNotices:

@@ -44,11 +44,11 @@ def render(budget: Budget, unit: ByteUnit) -> None:
         ]
     )
     _link_to_measuring()
-    usable, workload = budget.ladder.usable, budget.scenario.workload
+    for_tensors, workload = budget.ladder.for_tensors, budget.scenario.workload
     st.subheader(_("Over the sequence length"))
     curves = sequence_curves(budget)
     st.plotly_chart(
-        explorer_charts.sequence(curves, usable, workload.seq_len, unit),
+        explorer_charts.sequence(curves, for_tensors, workload.seq_len, unit),
         config=charts.CONFIG,
         alt=_("Activations by sequence length"),
     )

@@ -28,7 +28,7 @@ from memcore.report import budget_report
 from memcore.scenario import scenario_data
 from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit, format_bytes
-from memcore.verdict_words import headline, reasons
+from memcore.verdict_words import headline, host_sentence, reasons
 
 # As long as a figure with its unit.
 UNBROKEN_CHARS = 9
@@ -43,8 +43,10 @@ def opening(title: str, budget: Budget, unit: ByteUnit) -> None:
     for notice in stops:
         st.error(notice.text, icon=":material/block:")
     show = {Verdict.FITS: st.success, Verdict.UNCERTAIN: st.warning, Verdict.DOES_NOT_FIT: st.error}
-    box = st.info if stops else show[budget.verdict]
-    box(f"**{headline(budget, unit)}** {reasons(budget, unit)}", icon=VERDICT_ICONS[budget.verdict])
+    box, icon = (st.info, ":material/memory:") if stops else (show[budget.verdict], VERDICT_ICONS[budget.verdict])
+    box(f"**{headline(budget, unit)}** {reasons(budget, unit)}", icon=icon)
+    if host := host_sentence(budget, unit):
+        st.info(host, icon=":material/dns:")
     for notice in known:
         if not notice.stops:
             st.warning(notice.text, icon=":material/info:")

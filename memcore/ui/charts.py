@@ -181,10 +181,13 @@ def above_floor(rows: Sequence[AboveFloor], unit: ByteUnit) -> go.Figure:
     return layout(figure, 400)
 
 
-def usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit: ByteUnit) -> None:
-    """The card's usable memory as a line that a logarithmic axis takes too."""
+def usable_trace(
+    figure: go.Figure, first: float, last: float, usable: int, unit: ByteUnit, label: str | None = None
+) -> None:
+    """The card's usable memory as a line that a logarithmic axis takes too; `label` where only a part of it is drawn
+    against."""
     figure.add_scatter(
-        name=f"{_('usable')} {format_bytes(usable, unit, 1)}",
+        name=f"{label or _('usable')} {format_bytes(usable, unit, 1)}",
         x=[first, last],
         y=[usable / unit.size] * 2,
         mode="lines",
@@ -194,10 +197,12 @@ def usable_trace(figure: go.Figure, first: float, last: float, usable: int, unit
 
 
 def step(budget: Budget, unit: ByteUnit) -> go.Figure:
-    """Memory over one step: every moment in order, categories stacked, the card's line, the binding moment marked."""
+    """Memory over one step: every moment in order, categories stacked with what lies outside the allocator on top, the
+    card's line, the binding moment marked."""
     labels = [moment_label(moment) for moment in budget.timeline]
     moments = list(range(len(labels)))
-    sums = [budget.by_category(index) for index in moments]
+    outside = budget.ladder.runtime.largest
+    sums = [{**budget.by_category(index), Category.RUNTIME: outside} for index in moments]
     figure = go.Figure()
     for category in Category:
         values = [each.get(category, 0) / unit.size for each in sums]
@@ -214,11 +219,11 @@ def step(budget: Budget, unit: ByteUnit) -> go.Figure:
                 hovertemplate=f"%{{customdata}}, %{{fullData.name}}: %{{y:.2f}} {unit.value}<extra></extra>",
             )
     usable_trace(figure, moments[0], moments[-1], budget.ladder.usable, unit)
-    peak = budget.peak_index
+    peak, top = budget.peak_index, budget.peak_bytes + outside
     figure.add_annotation(
         x=peak,
-        y=budget.peak_bytes / unit.size,
-        text=f"{labels[peak]}: {format_bytes(budget.peak_bytes, unit, 1)}",
+        y=top / unit.size,
+        text=f"{labels[peak]}: {format_bytes(top, unit, 1)}",
         showarrow=True,
         arrowcolor=GREY,
         ay=-28,
@@ -231,6 +236,6 @@ def step(budget: Budget, unit: ByteUnit) -> go.Figure:
         tickvals=[sum(each) / len(each) for each in places],
         ticktext=[_(PHASE_LABELS[phase]) for phase in named],
     )
-    top = 1.15 * max(budget.peak_bytes, budget.ladder.usable) / unit.size
-    figure.update_yaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, top])
+    range_to = 1.15 * max(top, budget.ladder.usable) / unit.size
+    figure.update_yaxes(title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, range_to])
     return layout(figure, 420)

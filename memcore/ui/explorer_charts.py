@@ -16,7 +16,7 @@ from memcore.units import ByteUnit
 LINE_WIDTHS = {"flash": 2, "memory_efficient": 6, "eager": 2}
 
 
-def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit) -> go.Figure:
+def sequence(curves: Sequence[Curve], for_tensors: int, current: int, unit: ByteUnit) -> go.Figure:
     """Activations over the sequence length, both logarithmic: plain against flash, with and without checkpointing."""
     kinds = {"none": _("no checkpointing"), "full": _("full checkpointing")}
     figure = go.Figure()
@@ -37,7 +37,7 @@ def sequence(curves: Sequence[Curve], usable: int, current: int, unit: ByteUnit)
             + "<extra></extra>",
         )
     sizes = [size for size, _total in curves[0].points]
-    usable_trace(figure, sizes[0], sizes[-1], usable, unit)
+    usable_trace(figure, sizes[0], sizes[-1], for_tensors, unit, _("for tensors"))
     figure.add_vline(x=current, line={"color": GREY, "dash": "dot"})
     figure.update_xaxes(
         type="log",

@@ -56,12 +56,14 @@ def step_of_engine(
     _areas(figure, budget, parts, totals, edges, unit, size)
     if activations:
         _measured(figure, budget, measured or {}, edges, unit, size)
-    if budget.ladder.usable <= _IN_RANGE * top:
-        top = max(top, budget.ladder.usable)
+    # Nothing outside the allocator is drawn, nor measured.
+    for_tensors = budget.ladder.for_tensors
+    if for_tensors <= _IN_RANGE * top:
+        top = max(top, for_tensors)
         figure.add_scatter(
-            name=f"{_('usable')} {format_bytes(budget.ladder.usable, unit, 1)}",
+            name=f"{_('for tensors')} {format_bytes(for_tensors, unit, 1)}",
             x=[edges[0], edges[-1]],
-            y=[budget.ladder.usable / size] * 2,
+            y=[for_tensors / size] * 2,
             mode="lines",
             line={"color": GREY, "dash": "dash", "width": 2},
             hoverinfo="skip",

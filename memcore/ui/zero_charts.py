@@ -27,8 +27,9 @@ MAX_DRAWN_RANKS = 8
 ROOM_FOR_PEAKS = 1.45
 
 
-def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
-    """Four stages side by side: the floor by category, the engine's predicted peak as a mark, the card as a line."""
+def stages(rows: Sequence[StageRow], for_tensors: int, unit: ByteUnit) -> go.Figure:
+    """Four stages side by side: the floor by category, the engine's predicted peak as a mark, and what the card has for
+    tensors as a line."""
     labels = [f"ZeRO-{row.stage}" for row in rows]
     stacks = {
         Category.WEIGHTS: [row.floor.weights_bytes for row in rows],
@@ -57,8 +58,8 @@ def stages(rows: Sequence[StageRow], usable: int, unit: ByteUnit) -> go.Figure:
             showarrow=False,
             font={"color": CATEGORY_COLOURS[Category.COMMUNICATION]},
         )
-    capacity_line(figure, usable, _("usable"), unit)
-    most = max([usable, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
+    capacity_line(figure, for_tensors, _("for tensors"), unit)
+    most = max([for_tensors, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
     figure.update_xaxes(
         title=_("memory per GPU ({unit})").format(unit=unit.value), range=[0, ROOM_FOR_PEAKS * most / unit.size]
     )

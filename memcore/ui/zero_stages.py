@@ -23,9 +23,13 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     opening(_("ZeRO stages"), budget, unit)
     _floors(rows, unit)
     usable = budget.ladder.usable
-    st.plotly_chart(zero_charts.stages(rows, usable, unit), config=charts.CONFIG, alt=_("Memory per GPU by stage"))
+    figure = zero_charts.stages(rows, budget.ladder.for_tensors, unit)
+    st.plotly_chart(figure, config=charts.CONFIG, alt=_("Memory per GPU by stage"))
     st.caption(
-        _("Bars are the paper's floor for the states; a diamond is where the chosen engine is predicted to peak.")
+        _(
+            "Bars are the paper's floor for the states; a diamond is where the chosen engine is predicted to peak. The "
+            "line is the card's usable memory less the {outside} of CUDA context and NCCL."
+        ).format(outside=format_bytes(budget.ladder.runtime.largest, unit))
     )
     how_computed(
         explain_share(state, scenario.parallelism.stage, scenario.parallelism.dp_shard, unit) for state in states.states
