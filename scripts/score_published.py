@@ -4,7 +4,7 @@
 are in the project already, and writes memcore/data/published_runs.json and published_deltas.json beside it,
 memcore/data/published_scores.json (which the error band comes from), docs/accuracy.md, and the table of README.md. Run
 it after a change of what is predicted. It ends with 1, and says why, where a regime misses to one side and has no
-reason in memcore/score/reasons.py.
+reason in memcore/score/reasons.py. ``--check`` writes nothing, and ends with 1 where a file is not what it would write.
 """
 
 import argparse
@@ -48,17 +48,22 @@ def main() -> int:
     """Score, write the files, and say what is left to explain."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="?", help="measured runs in the published format")
+    parser.add_argument("--check", action="store_true", help="write nothing, and name the files that are out of date")
     args = parser.parse_args()
     lane = LightLane(replace(settings().light_lane, workers=WORKERS), quiet=True)
     today = datetime.now(tz=UTC).date().isoformat()
     made = make(records(args.runs), lane.ask, today=today, deltas=deltas(args.runs), at_once=WORKERS)
     lane.close()
+    complaints = list(made.complaints)
     for name, content in made.files.items():
-        (ROOT / name).write_text(content, encoding="utf-8")
+        if not args.check:
+            (ROOT / name).write_text(content, encoding="utf-8")
+        elif (ROOT / name).read_text(encoding="utf-8") != content:
+            complaints.append(f"{name} is out of date: run python -m scripts.score_published")
     print(f"{len(made.published.predicted)} of {len(made.published.runs)} runs are predicted.")
-    for complaint in made.complaints:
+    for complaint in complaints:
         print(complaint, file=sys.stderr)
-    return int(bool(made.complaints))
+    return int(bool(complaints))
 
 
 def records(path: str | None) -> list[Mapping[str, Any]]:
