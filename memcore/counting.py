@@ -281,7 +281,8 @@ def _kept_tensors(function: Callable[[torch.Tensor], torch.Tensor], size: int) -
 
 def _filled_defaults(given: Mapping[str, Any], config: PretrainedConfig) -> dict[str, Any]:
     """Class defaults that decide shapes and that the given config left out, by dotted name."""
-    return dict(_missing(given, config.to_dict(), config.attribute_map))
+    named = {} if given.get("model_type") == config.model_type else {"model_type": config.model_type}
+    return {**named, **dict(_missing(given, config.to_dict(), config.attribute_map))}
 
 
 def _missing(

@@ -22,6 +22,7 @@ _AUTO_CLASSES = (
     transformers.AutoModelForSeq2SeqLM,
     transformers.AutoModelForMaskedLM,
     transformers.AutoModelForSequenceClassification,
+    transformers.AutoModelForMultimodalLM,
     transformers.AutoModel,
 )
 # Sizes that a class with a part for text reads there.
@@ -31,7 +32,7 @@ _TAKEN = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_va
 def load_config(raw: Mapping[str, Any]) -> PretrainedConfig:
     """The config object of a config.json's content. Raises UserError for what transformers cannot read."""
     fields = {key: value for key, value in _unpacked(raw).items() if key not in ("model_type", "auto_map")}
-    model_type = raw.get("model_type") or _type_of(named_class(raw))
+    model_type = _type_of(raw)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -53,9 +54,13 @@ def _unpacked(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _type_of(name: str) -> str:
-    """The model type of one of transformers' classes. Raises UserError where it has none of that name."""
+def _type_of(raw: Mapping[str, Any]) -> str:
+    """The model type that a config gives; where transformers does not know it, or there is none, that of the class
+    that the config names, if that is one of transformers' own (Kimi K2 names DeepSeek-V3's)."""
+    given, name = raw.get("model_type"), named_class(raw)
     own = getattr(getattr(transformers, name, None), "config_class", None)
+    if given in transformers.CONFIG_MAPPING or (given is not None and own is None):
+        return str(given)
     if own is None:
         message = _("model.config.model_type is missing, and transformers {version} has no class {name!r}.")
         raise UserError(message.format(version=transformers.__version__, name=name), "model.config.model_type")

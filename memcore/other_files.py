@@ -59,8 +59,14 @@ _KINDS: tuple[tuple[tuple[frozenset[str], ...], str], ...] = (
 )  # fmt: skip
 
 
+# A file with one of these is a model's config, whatever else it has.
+_SIZES = ("hidden_size", "num_hidden_layers", "n_embd", "intermediate_size")
+
+
 def kind_of_file(data: Mapping[str, Any]) -> str | None:
     """One sentence on a file that is no model's config, and what to give instead; None where it is not known."""
+    if any(key in data for key in _SIZES):
+        return None
     for alternatives, sentence in _KINDS:
         if any(keys <= data.keys() for keys in alternatives):
             rank = data.get("r")

@@ -106,6 +106,11 @@ def test_a_file_that_is_no_models_config_is_told_apart(data: dict[str, Any], sen
         count(data)
 
 
+def test_a_models_config_without_a_type_is_not_taken_for_another_file():
+    with pytest.raises(UserError, match="model_type is missing"):
+        count({"hidden_size": 64, "tokenizer_class": "GPT2Tokenizer", "eos_token_id": 2, "transformers_version": "4.1"})
+
+
 def test_a_config_without_a_type_is_that_of_the_class_it_names():
     """Files of before 2020 have no model_type."""
     old = {key: value for key, value in LLAMA.items() if key != "model_type"}
@@ -114,6 +119,25 @@ def test_a_config_without_a_type_is_that_of_the_class_it_names():
         count({**old, "architectures": ["NoSuchModel"]})
     with pytest.raises(UserError, match="model_type is missing"):
         count(old)
+
+
+def test_a_type_of_its_own_with_a_class_of_transformers():
+    """Kimi K2: model_type kimi_k2 and remote code, the class is DeepSeek-V3's. One trillion parameters, 32 billion of
+    which are active (arXiv 2507.20534)."""
+    file = {
+        "architectures": ["DeepseekV3ForCausalLM"], "model_type": "kimi_k2", "auto_map": {"AutoModel": "modeling.X"},
+        "hidden_size": 7168, "intermediate_size": 18432, "moe_intermediate_size": 2048, "num_hidden_layers": 61,
+        "num_attention_heads": 64, "num_key_value_heads": 64, "n_routed_experts": 384, "n_shared_experts": 1,
+        "num_experts_per_tok": 8, "first_k_dense_replace": 1, "q_lora_rank": 1536, "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_group": 1, "topk_group": 1,
+        "vocab_size": 163840, "tie_word_embeddings": False,
+    }  # fmt: skip
+    found = count(file)
+    assert round(found.n_params / 1e10) == 103
+    assert 31e9 < found.n_active < 34e9
+    assert count_config({"config": file})["defaults"]["model_type"] == "deepseek_v3"
+    with pytest.raises(UserError, match=r"does not know model_type 'kimi_k2'.*remote code"):
+        count({**file, "architectures": ["KimiForCausalLM"]})
 
 
 def test_a_file_of_the_authors_own_form_is_not_read_as_another_model():
