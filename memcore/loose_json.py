@@ -17,6 +17,7 @@ _TOKENS = re.compile(
 )
 # What stands before a dict in a program.
 _ASSIGNED = re.compile(r"\s*[A-Za-z_][\w.\[\]\"']*\s*(?::\s*[\w\[\], ]+)?=\s*(?=\{)")
+_COLON = re.compile(r"\s*:")
 # A block of Markdown around it.
 _FENCES = re.compile(r"\A\s*```\w*[ \t]*(?=\n)|(?<=\n)[ \t]*```\s*\Z")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -47,7 +48,7 @@ def as_json(text: str) -> str | None:
         piece = _BRACKETS.get(piece, piece)
         if comma is not None and piece in ("}", "]"):
             written[comma] = ""
-        is_key = kind == "word" and text[position:].lstrip()[:1] == ":"
+        is_key = kind == "word" and _COLON.match(text, position) is not None
         written.append(json.dumps(piece) if is_key else _written(piece, kind))
         comma = len(written) - 1 if piece == "," else None
     return "".join(written)

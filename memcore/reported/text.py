@@ -59,8 +59,10 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIXES = re.compile(
     r"^[>|\s]*(?:\[(?:default)?(?:rank)?[0-9]+\]:|[0-9]+: |\([\w ,=-]*pid=[0-9]+[^)]*\))?[ \t]*", re.MULTILINE
 )
+# deepspeed 0.19.8, runtime/zero/stage3.py and stage_1_and_2.py, model_states_mem_needs.
+_ESTIMATE = "Estimated memory needed for params, optim states and gradients"
 _UNITS = {"bytes": 1, "B": 1, "KiB": 2**10, "KB": 2**10, "MiB": MIB, "MB": MIB, "GiB": GIB, "GB": GIB, "TiB": 2**40}
-_AMOUNT = r"([0-9][0-9,]*(?:\.[0-9]+)?)\s?(bytes|[KMGT]iB|[KMG]?B)"
+_AMOUNT = r"([0-9][0-9,]{0,20}(?:\.[0-9]{1,9})?)\s?(bytes|[KMGT]iB|[KMG]?B)"
 _FAILED = re.compile(rf"out of memory\W+Tried to allocate {_AMOUNT}", re.IGNORECASE)
 _OLD = re.compile(
     rf"\(\s?GPU [0-9]+; {_AMOUNT} total capacity; {_AMOUNT} already allocated; {_AMOUNT} free"
@@ -85,6 +87,12 @@ def read_report(text: str) -> Report:
     if len(text) > MAX_REPORT_CHARS:
         message = _("The text is {size:,} characters long; up to {limit:,} are read.")
         raise UserError(message.format(size=len(text), limit=MAX_REPORT_CHARS))
+    if _ESTIMATE in text:
+        message = _(
+            "This is DeepSpeed's estimate of model states, not a measurement; the communication buffers page has it "
+            "beside the prediction."
+        )
+        raise UserError(message)
     lines = _PREFIXES.sub("", _COLOURS.sub("", text))
     for reader in (_failure, _summary, _deepspeed, _nvidia_smi):
         found = reader(lines)

@@ -6,6 +6,7 @@ LLaMA-Factory's, DeepSpeedExamples' and accelerate's. The tests that call DeepSp
 
 import json
 import logging
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -109,6 +110,14 @@ def test_what_looks_like_a_comment_in_a_text_is_none():
     url = "http://host/#part"
     reading = read(f'{{"wandb": {{"host": "{url}"}}, "zero_optimization": {{"stage": 1}},}}')
     assert reading.corrected["wandb"] == {"host": url}
+
+
+@pytest.mark.parametrize("filler", ["a " * 90_000, "'x'," * 45_000, "/*" * 90_000, "{a:" * 60_000, "#\n" * 90_000])
+def test_long_texts_are_refused_at_once(filler: str):
+    start = time.monotonic()
+    with pytest.raises(UserError):
+        read("{" + filler)
+    assert time.monotonic() - start < 3
 
 
 @pytest.mark.parametrize("stage", ["${stage}", "STAGE", "<stage>", "2 ** 1", "1 2"])

@@ -5,6 +5,7 @@ around them are the forms of PyTorch's versions.
 """
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +309,22 @@ def test_nvidia_smi_of_the_fullest_card():
 def test_what_is_no_report_gets_one_sentence(text: str):
     with pytest.raises(UserError, match="No memory report is known"):
         read_report(text)
+
+
+def test_an_estimate_is_no_measurement():
+    with pytest.raises(UserError, match="not a measurement"):
+        read_report(
+            "Estimated memory needed for params, optim states and gradients for a:\n"
+            "HW: Setup with 1 node, 8 GPUs per node.\n  per CPU  |  per GPU |   Options\n  70.00GB |   0.25GB | ..."
+        )
+
+
+@pytest.mark.parametrize("filler", ["1" * 300_000, "1," * 150_000, "| " * 150_000, "\n" * 300_000, "(GPU 0; " * 40_000])
+def test_long_texts_are_read_at_once(filler: str):
+    start = time.monotonic()
+    findings = found(f"CUDA out of memory. Tried to allocate 1.00 GiB {filler}")
+    assert findings.cause is Cause.UNKNOWN
+    assert time.monotonic() - start < 2
 
 
 @settings(max_examples=100)
