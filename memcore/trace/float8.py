@@ -176,8 +176,10 @@ def convert(model: Any, recipe: str) -> None:
     for module in found:
         if module.in_features % FP8_MULTIPLE or module.out_features % FP8_MULTIPLE:
             message = _("{field} is set, but a linear module of {inputs} by {outputs} is no multiple of {multiple}.")
-            sizes = {"inputs": module.in_features, "outputs": module.out_features, "multiple": FP8_MULTIPLE}
-            raise UserError(message.format(field="recipe.fp8", **sizes), "recipe.fp8")
+            said = message.format(
+                field="recipe.fp8", inputs=module.in_features, outputs=module.out_features, multiple=FP8_MULTIPLE
+            )
+            raise UserError(said, "recipe.fp8")
         module.__class__ = Float8Linear
         module.recipe = recipe
 
