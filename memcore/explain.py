@@ -14,6 +14,7 @@ from memcore.i18n import mark, ngettext
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Device, Method, Scenario
 from memcore.states import State
+from memcore.symbols import legend
 from memcore.terms import Category, EvidenceKind, Moment, Phase, Term
 from memcore.trace.profile import ActivationProfile
 from memcore.units import ByteUnit, format_bytes, format_count, format_percent
@@ -187,7 +188,11 @@ FUSED_LABELS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Explanation:
-    """How a figure comes about: formula in LaTeX, the user's numbers in it, the result, the source."""
+    """How a figure comes about: formula in LaTeX, the user's numbers in it, the result, the source.
+
+    `how`: a sentence in the formula's place, where the figure was counted or measured. `at_peak`: what of the result
+    there is at the peak, where that is less.
+    """
 
     label: str
     symbols: str
@@ -195,6 +200,13 @@ class Explanation:
     result: str
     evidence: str
     source: str
+    how: str = ""
+    at_peak: str = ""
+
+    @property
+    def legend(self) -> list[tuple[str, str]]:
+        """What the symbols mean."""
+        return [] if self.how else legend(self.symbols)
 
 
 def term_label(name: str) -> str:
@@ -215,15 +227,18 @@ def remedy(term: Term) -> str:
     return _(TERM_REMEDIES[term.name])
 
 
-def explain_term(term: Term, unit: ByteUnit) -> Explanation:
-    """How the term's largest value comes about."""
+def explain_term(term: Term, unit: ByteUnit, at_peak: int | None = None) -> Explanation:
+    """How the term's largest value comes about; `at_peak`: its share of the peak, which may be less."""
+    traced = term.evidence is EvidenceKind.TRACE
     return Explanation(
         label=term_label(term.name),
         symbols=term.formula.symbols,
-        numbers=term.formula.numbers,
+        numbers=f"{term.largest:,}" if traced else term.formula.numbers,
         result=format_bytes(term.largest, unit),
         evidence=_(EVIDENCE_LABELS[term.evidence]),
         source=term.source,
+        how=_("Counted in the trace: the most of it that was alive at one moment.") if traced else "",
+        at_peak="" if at_peak in (None, term.largest) else format_bytes(at_peak or 0, unit),
     )
 
 

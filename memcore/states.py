@@ -174,7 +174,7 @@ def _frozen_states(recipe: Recipe, convention: Convention, inventory: Inventory)
             elements=0,
             total_bytes=scales,
             divided_from=NEVER,
-            formula=Formula(symbols="S", numbers=f"{scales:,}"),
+            formula=Formula(symbols="Q", numbers=f"{scales:,}"),
             source=packing.source,
         ),
         *_unpacked_states(recipe, convention, inventory, inventory.n_params - count),
@@ -187,10 +187,11 @@ def _unpacked_states(
     """What a 4-bit base leaves as it is, its norms apart where they are in FP32."""
     source = "transformers 5.24, integrations/bitsandbytes.py, replace_with_bnb_linear: what is not packed"
     norms = sum(t.numel for t in inventory.tensors() if t.kind is TensorKind.NORM) if recipe.fp32_norms else 0
-    rest = _weights("frozen_weights", count - norms, _sixteen_bit(convention), source)
+    rest = _weights("frozen_weights", count - norms, _sixteen_bit(convention), source, r"\Psi_r")
     if not norms:
         return (rest,)
-    return rest, _weights("fp32_norms", norms, DType.FP32, "peft 0.21, utils/other.py, prepare_model_for_kbit_training")
+    in_fp32 = "peft 0.21, utils/other.py, prepare_model_for_kbit_training"
+    return rest, _weights("fp32_norms", norms, DType.FP32, in_fp32, r"\Psi_n")
 
 
 def _sixteen_bit(convention: Convention) -> DType:
@@ -198,8 +199,8 @@ def _sixteen_bit(convention: Convention) -> DType:
     return convention.compute_dtype if convention.compute_dtype is not DType.FP32 else convention.param_dtype
 
 
-def _weights(name: str, count: int, dtype: DType, source: str) -> State:
-    return _values(name, Category.WEIGHTS, count, dtype, WEIGHT_STAGE, source, r"\Psi")
+def _weights(name: str, count: int, dtype: DType, source: str, symbol: str = r"\Psi") -> State:
+    return _values(name, Category.WEIGHTS, count, dtype, WEIGHT_STAGE, source, symbol)
 
 
 def _values(
@@ -251,7 +252,7 @@ def _optimizer_states(
     dtype = DType.FP32 if optimizer.paged else convention.state_dtype
     states = []
     for moment in rule.moments(tensors, count, flat):
-        own = symbol if moment.elements == count else rf"{symbol}_{{{moment.name[0]}}}"
+        own = symbol if moment.elements == count else rf"\Psi_{{{moment.name[0]}}}"
         state = _values(
             moment.name,
             Category.OPTIMIZER,

@@ -3,10 +3,11 @@
 from collections.abc import Callable
 
 from memcore.budget import Budget, Verdict
-from memcore.explain import MISSING_LABELS, PHASE_LABELS, term_label
+from memcore.explain import EVIDENCE_LABELS, MISSING_LABELS, PHASE_LABELS, Explanation, explain_term, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
-from memcore.ladder import Ladder
+from memcore.ladder import SEGMENT_SOURCE, Ladder
+from memcore.terms import EvidenceKind
 from memcore.trace.request import trace_request
 from memcore.units import ByteUnit, format_bytes
 
@@ -151,6 +152,49 @@ def ladder_figures(ladder: Ladder, unit: ByteUnit) -> list[tuple[str, str, str]]
     help_text = _("The card's usable memory, {usable}, less what is needed.")
     left = signed(ladder.headroom, unit)
     return [*found, (_("Headroom"), left, help_text.format(usable=format_bytes(ladder.usable, unit)))]
+
+
+def explain_ladder(budget: Budget, unit: ByteUnit) -> list[Explanation]:
+    """How the figures between tensors and the card come about."""
+    ladder, device = budget.ladder, budget.device
+    outside = ladder.runtime
+    found = [
+        Explanation(
+            label=_("Needed, at least"),
+            symbols="R + C",
+            numbers=f"{ladder.held:,} + {outside.largest:,}",
+            result=format_bytes(ladder.needed, unit),
+            evidence=_(EVIDENCE_LABELS[EvidenceKind.FORMULA]),
+            source=SEGMENT_SOURCE,
+        ),
+        explain_term(outside, unit),
+    ]
+    if ladder.steady:
+        found.append(
+            _counted(
+                _("Reserved after some steps, cache included"),
+                _("Every storage of the trace, through a model of PyTorch's allocator, step after step."),
+                (ladder.reserved, ladder.reserved_evidence, ladder.reserved_source),
+                unit,
+            )
+        )
+    usable = (ladder.usable, device.usable_evidence, device.usable_source)
+    label = _("What the card can give ({gpu})").format(gpu=device.label)
+    return [*found, _counted(label, _("What a program can use of the card's memory."), usable, unit)]
+
+
+def _counted(label: str, how: str, figure: tuple[int, EvidenceKind, str], unit: ByteUnit) -> Explanation:
+    """A figure that has no formula: bytes, evidence and source."""
+    num_bytes, evidence, source = figure
+    return Explanation(
+        label=label,
+        symbols="",
+        numbers=f"{num_bytes:,}",
+        result=format_bytes(num_bytes, unit),
+        evidence=_(EVIDENCE_LABELS[evidence]),
+        source=source,
+        how=how,
+    )
 
 
 def what_a_trace_adds(budget: Budget) -> str:

@@ -189,14 +189,15 @@ def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequ
     """
     if inputs.scenario.recipe.optimizer.name not in ("adam", "adamw"):
         return []
-    size, name, function = {
-        "foreach": (values, "foreach_temporary", "_multi_tensor_adam: torch._foreach_sqrt"),
+    size, name, function, symbols = {
+        "foreach": (values, "foreach_temporary", "_multi_tensor_adam: torch._foreach_sqrt", "S"),
         "for_loop": (
             max(2 * each + before for before, each in pairwise((0, *in_a_row))),
             "for_loop_temporary",
             "_single_tensor_adam: exp_avg_sq.sqrt() / bias_correction2_sqrt",
+            r"\max(2 v_t + v_{t-1})",
         ),
-    }.get(inputs.implementation, (0, "", ""))
+    }.get(inputs.implementation, (0, "", "", ""))
     if not size:
         return []
     return [
@@ -204,7 +205,7 @@ def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequ
             name=name,
             category=Category.OPTIMIZER,
             bytes_at=during(inputs.timeline, lambda m: size * state_bytes if is_update(m) else 0),
-            formula=Formula(symbols=rf"{state_bytes}\,\Psi_t / N", numbers=product(state_bytes, size)),
+            formula=Formula(symbols=rf"{state_bytes}\,{symbols}", numbers=product(state_bytes, size)),
             source=f"torch 2.13, optim/adam.py, {function}",
         )
     ]

@@ -2,9 +2,8 @@
 
 That is what a plain ``from_config(...).to(device)`` does; a model on the meta device (FSDP2) or under ``zero.Init``
 (ZeRO-3) is never whole on one GPU. Held against the starts of real runs, see tests/verify/test_matrix.py. Symbols: Psi
-parameters of w bytes, N ranks that share, U parameters of the largest layer, K bytes of optimizer states and FP32
-copies, T of the optimizer's temporaries, G elements of a sub-group, B of the bucket, g bytes of a
-gradient.
+parameters of w bytes, N ranks that share, psi_layer those of the largest layer, K bytes of optimizer states and FP32
+copies, O of the optimizer's temporaries, M elements of a sub-group, B of the bucket, g bytes of a gradient.
 """
 
 from memcore.engine_options import EngineName
@@ -55,9 +54,8 @@ def _fsdp1(inputs: Inputs, weights: int) -> tuple[int, Formula, str]:
     slices = [0 if ranks == 1 else ceil_div(values, ranks) for values in (unit, root)]
     first = weights + width * (unit + slices[0])
     last = width * (2 * root + slices[1] + ceil_div(sum(layers), ranks))
-    formula = Formula(
-        symbols=r"w\,\Psi + w\,U + w\,U / N" if ranks > 1 else r"w\,\Psi + w\,U", numbers=f"max({first:,}, {last:,})"
-    )
+    symbols = r"w\,\Psi + w\,\psi_{layer}" + (r" + w\,\psi_{layer} / N" if ranks > 1 else "")
+    formula = Formula(symbols=symbols, numbers=f"max({first:,}, {last:,})")
     return max(first, last), formula, "torch 2.13, distributed/fsdp/_flat_param.py, flatten_tensors_into_flat_param"
 
 
@@ -65,7 +63,7 @@ def _fsdp2(inputs: Inputs, weights: int) -> tuple[int, Formula, str]:
     """Layers are cut into shards one after the other, and each is let go of when the next one's are made."""
     layer = inputs.inventory.largest_layer.numel if inputs.inventory and inputs.inventory.layers else 0
     shard = inputs.states.trained_as.param_dtype.size * ceil_div(layer, inputs.ranks)
-    formula = Formula(symbols=r"w\,\Psi + w\,U / N", numbers=f"{weights:,} + {shard:,}")
+    formula = Formula(symbols=r"w\,\Psi + w\,\psi_{layer} / N", numbers=f"{weights:,} + {shard:,}")
     return weights + shard, formula, "torch 2.13, distributed/fsdp/_fully_shard/_fsdp_param.py, _init_sharded_param"
 
 
@@ -96,7 +94,7 @@ def _stage_0(inputs: Inputs) -> tuple[int, Formula, str]:
         return kept + 4 * trained, formula, f"{source}/fused_optimizer.py, initialize_optimizer_states"
     low = inputs.states.trained_as.grad_dtype.size
     moment = 4 if inputs.implementation == "foreach" else 0
-    formula = Formula(symbols=r"(w + K + g + 4 + T)\,\Psi", numbers=f"{kept:,} + {product(low + 4 + moment, trained)}")
+    formula = Formula(symbols=r"(w + K + g + 4 + O)\,\Psi", numbers=f"{kept:,} + {product(low + 4 + moment, trained)}")
     return kept + (low + 4 + moment) * trained, formula, f"{source}/unfused_optimizer.py, initialize_optimizer_states"
 
 
@@ -110,7 +108,7 @@ def _stage_3(inputs: Inputs, weights: int, masters: int) -> tuple[int, Formula, 
     buffers = accumulated + dtypes.grad_dtype.size * (zero.reduce_bucket_size + largest)
     again = min(masters, 4 * zero.sub_group_size)
     formula = Formula(
-        symbols=r"\max(w\,\Psi, (w + 4)\,\Psi / N + \max(4 G, g\,\Psi / N + g\,B + g\,\psi_{max}))",
+        symbols=r"\max(w\,\Psi, (w + 4)\,\Psi / N + \max(4 M, g\,\Psi / N + g\,B + g\,\psi_{max}))",
         numbers=f"max({weights:,}, {kept:,} + max({again:,}, {buffers:,}))",
     )
     source = "deepspeed 0.19.8, runtime/zero/stage3.py, __init__ and initialize_optimizer_states"

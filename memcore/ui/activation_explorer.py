@@ -54,7 +54,9 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     )
     _takeover(budget)
     how_computed(
-        explain_term(term, unit) for term in budget.terms if term.category in (Category.ACTIVATIONS, Category.LOSS)
+        explain_term(term, unit, term.at(budget.peak_index))
+        for term in budget.terms
+        if term.category in (Category.ACTIVATIONS, Category.LOSS)
     )
     _over_the_step(budget, unit)
     _layer(budget, unit)
@@ -74,7 +76,8 @@ def _without_form(budget: Budget, unit: ByteUnit) -> None:
     if budget.evidence.profile is not None:
         _over_the_step(budget, unit)
         layers = (Category.ACTIVATIONS, Category.LOSS)
-        how_computed(explain_term(term, unit) for term in budget.terms if term.category in layers)
+        peak = budget.peak_index
+        how_computed(explain_term(term, unit, term.at(peak)) for term in budget.terms if term.category in layers)
     measuring.render(budget, unit)
 
 

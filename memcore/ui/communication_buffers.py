@@ -60,7 +60,8 @@ def render(budget: Budget, unit: ByteUnit) -> None:
         )
     )
     names = {term.name for row in rows for term, _share in row.terms}
-    how_computed(explain_term(term, unit) for term in budget.terms if term.name in names)
+    peak = budget.peak_index
+    how_computed(explain_term(term, unit, term.at(peak)) for term in budget.terms if term.name in names)
     _one_step(budget, unit)
     verifying.render(budget, unit)
     settings_for_goal(budget, unit)

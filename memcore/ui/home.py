@@ -15,7 +15,7 @@ from memcore.ui import charts, memory_report, own_runs, scoreboard, state
 from memcore.ui.cards import beside_trace, downloads, figures, how_computed, opening, text_table
 from memcore.ui.frame import open_page
 from memcore.units import ByteUnit, format_bytes
-from memcore.verdict_words import ladder_figures, what_a_trace_adds
+from memcore.verdict_words import explain_ladder, ladder_figures, what_a_trace_adds
 
 LARGEST = 3
 VIEW_LABELS = {
@@ -86,7 +86,8 @@ def _answer(budget: Budget, unit: ByteUnit) -> None:
     st.subheader(_("Over the step"))
     st.plotly_chart(charts.step(budget, unit), config=charts.CONFIG, alt=_("Memory over one step"))
     beside_trace(budget, unit)
-    how_computed(explain_term(term, unit) for term, _share in budget.at_peak())
+    terms = [explain_term(term, unit, share) for term, share in budget.at_peak()]
+    how_computed([*terms, *explain_ladder(budget, unit)])
     rows = budget_rows(budget)
     downloads(budget, rows, "budget")
     memory_report.render(budget, unit)

@@ -214,7 +214,7 @@ def _terms(name: str, score: Score, unit: ByteUnit) -> None:
         st.warning(score.reason, icon=":material/error:")
         return
     terms_at_peak(score.budget, unit)
-    how_computed(explain_term(term, unit) for term, _share in score.budget.at_peak())
+    how_computed(explain_term(term, unit, share) for term, share in score.budget.at_peak())
     if score.run.assumptions:
         with st.expander(_("What the source does not state"), icon=":material/help:"):
             st.markdown("\n".join(f"- {each}" for each in score.run.assumptions))

@@ -109,7 +109,7 @@ def slice_term(plan: Plan, width: int, elements: int, alive: Callable[[Moment], 
         name="gradient_slice",
         category=Category.GRADIENTS,
         bytes_at=during(plan.inputs.timeline, lambda moment: num_bytes if alive(moment) else 0),
-        formula=Formula(symbols=rf"{width}\,\Psi / N", numbers=product(width, elements)),
+        formula=Formula(symbols=rf"{width}\,S_g", numbers=product(width, elements)),
         source=source,
     )
 
@@ -215,13 +215,16 @@ def norm_copy(plan: Plan, source: str) -> list[Term]:
     if not plan.tensors or plan.optimizer_offloaded:
         return []
     largest = max(tensor.numel for tensor in plan.tensors)
-    piece = ceil_div(largest, plan.inputs.ranks) if plan.inputs.stage == 3 else min(largest, plan.slice_elements)
+    if plan.inputs.stage == 3:
+        piece, symbols = ceil_div(largest, plan.inputs.ranks), r"8\,\lceil \psi_{max} / N \rceil"
+    else:
+        piece, symbols = min(largest, plan.slice_elements), r"8\,\min(\psi_{max}, S)"
     return [
         Term(
             name="norm_copy",
             category=Category.OPTIMIZER,
             bytes_at=during(plan.inputs.timeline, lambda m: 8 * piece if m.segment == "norm" else 0),
-            formula=Formula(symbols=r"8\,\psi_{max}", numbers=product(8, piece)),
+            formula=Formula(symbols=symbols, numbers=product(8, piece)),
             source=source,
         )
     ]

@@ -1,6 +1,6 @@
 """Stage 3: everything in slices; weights are gathered while they are used.
 
-Symbols: G sub_group_size, H the ranks of hpZ's second copy.
+Symbols: M sub_group_size, N_h the ranks of hpZ's second copy.
 """
 
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ def terms(plan: Plan) -> list[Term]:
                 name="step_gradient_copies",
                 category=Category.OPTIMIZER,
                 bytes_at=copies_at(inputs, each * group, max(width, last) * group),
-                formula=Formula(symbols=rf"{each}\,\min(G, \Psi / N)", numbers=product(each, group)),
+                formula=Formula(symbols=rf"{each}\,\min(M, S)", numbers=product(each, group)),
                 source=f"{STAGE_3}, _prepare_fp32_grad_for_sub_group: flatten(...).to(...)",
             ),
             *norm_copy(plan, f"{STAGE_3}, get_grad_norm_direct"),
@@ -156,7 +156,7 @@ def _secondary(plan: Plan) -> list[Term]:
             name="secondary_weights",
             category=Category.WEIGHTS,
             bytes_at=num_bytes,
-            formula=Formula(symbols=rf"{width}\,\Psi / H", numbers=f"{width} × ⌈{states.n_params:,} / {group:,}⌉"),
+            formula=Formula(symbols=rf"{width}\,\Psi / N_h", numbers=f"{width} × ⌈{states.n_params:,} / {group:,}⌉"),
             source="arXiv 2306.10209, section 3.2; deepspeed 0.19.8, partition_parameters.py, _partition_param_sec",
         )
     ]

@@ -183,7 +183,7 @@ def _step_copies(plan: Plan) -> list[Term]:
         name="step_gradient_copies",
         category=Category.OPTIMIZER,
         bytes_at=copies_at(inputs, each * plan.slice_elements, (cast or width) * plan.slice_elements),
-        formula=Formula(symbols=rf"{each}\,\Psi / N", numbers=product(each, plan.slice_elements)),
+        formula=Formula(symbols=rf"{each}\,S", numbers=product(each, plan.slice_elements)),
         source=f"{STAGE_12}, step: flatten(averaged_gradients), then .to the master copy's dtype",
     )
     return [copies, *_norm(plan), *temporaries(plan, plan.slice_elements)]
