@@ -18,6 +18,8 @@ from memcore.zero import Accounting
 CONFIG = {"displaylogo": False, "displayModeBar": False}
 # How far an axis goes on beyond the longest bar, for the text at its end.
 ROOM = 1.25
+# How much of the longest bar such a text takes at the most, which it does on a screen of 400 pixels.
+TEXT_WIDTH = 0.22
 
 STATE_CATEGORIES = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
 
@@ -67,23 +69,37 @@ def stacked(labels: Sequence[str], stacks: Mapping[Category, Sequence[int]], uni
 def totals_at_bar_ends(
     figure: go.Figure, labels: Sequence[str], totals: Sequence[int], unit: ByteUnit, lines: Sequence[int]
 ) -> None:
-    """Each bar's total to the right of its end, and to the right of a capacity line that would cross the text."""
-    text_width = 0.1 * max([*lines, *totals])
+    """Each bar's total to the right of its end; where a capacity line would cross one of them, all in a column at the
+    figure's edge."""
+    most = max([*lines, *totals])
+    crossed = any(total <= line < total + TEXT_WIDTH * most for total in totals for line in lines)
     for label, total in zip(labels, totals, strict=True):
-        at = total
-        for line in sorted(lines):
-            at = line if at <= line < at + text_width else at
-        figure.add_annotation(
-            x=at / unit.size, y=label, text=f" {format_bytes(total, unit, 1)}", xanchor="left", showarrow=False
-        )
+        if crossed:
+            at_edge(figure, label, format_bytes(total, unit, 1))
+        else:
+            text = f" {format_bytes(total, unit, 1)}"
+            figure.add_annotation(x=total / unit.size, y=label, text=text, xanchor="left", showarrow=False)
 
 
-def capacity_line(figure: go.Figure, num_bytes: int, label: str, unit: ByteUnit, lift: int = 0) -> None:
-    """What a card holds, as a line across the bars, with its label above, `lift` pixels higher."""
+def at_edge(figure: go.Figure, label: str, text: str, **more: object) -> None:
+    """A text in a bar's row at the figure's right edge, beyond what is drawn."""
+    figure.add_annotation(x=1, xref="paper", xanchor="right", y=label, text=text, showarrow=False, **more)
+
+
+def capacity_line(
+    figure: go.Figure, num_bytes: int, label: str, unit: ByteUnit, lift: int = 0, anchor: str = "center"
+) -> None:
+    """What a card holds, as a line across the bars, with its label above, `lift` pixels higher; `anchor`: which part
+    of the label is at the line."""
     figure.add_vline(
         x=num_bytes / unit.size,
         line={"color": GREY, "dash": "dash", "width": 2},
-        annotation={"text": f"{label} {format_bytes(num_bytes, unit, 1)}", "font": {"color": GREY}, "yshift": lift},
+        annotation={
+            "text": f"{label} {format_bytes(num_bytes, unit, 1)}",
+            "font": {"color": GREY},
+            "yshift": lift,
+            "xanchor": anchor,
+        },
         annotation_position="top",
     )
 
@@ -140,9 +156,11 @@ def states_against_cards(total: Accounting, cards: Iterable[CardRow], unit: Byte
     drawn = list(cards)
     lines = [card.device.usable_bytes for card in drawn]
     totals_at_bar_ends(figure, [label], [total.total_bytes], unit, lines)
-    for index, card in enumerate(drawn):
-        capacity_line(figure, card.device.usable_bytes, card.device.name, unit, 14 * (index % 3))
     most = max([total.total_bytes, *lines])
+    for index, card in enumerate(drawn):
+        # A label around a line near the left edge would be cut off.
+        anchor = "left" if card.device.usable_bytes < TEXT_WIDTH * most else "center"
+        capacity_line(figure, card.device.usable_bytes, card.device.name, unit, 14 * (index % 3), anchor)
     figure.update_yaxes(showticklabels=False)
     figure.update_xaxes(title=_("memory ({unit})").format(unit=unit.value), range=[0, ROOM * most / unit.size])
     return layout(figure, 300, margin_top=64)

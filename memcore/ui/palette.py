@@ -49,6 +49,6 @@ VERDICT_ICONS = {
 
 
 def shaded(colour: str, shade: int) -> str:
-    """A colour, paler with each shade: several of a kind in one picture."""
-    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
-    return f"rgba({red}, {green}, {blue}, {1 / (1 + 0.5 * shade):.2f})"
+    """A colour, nearer to white with each shade: several of a kind in one picture."""
+    parts = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - (255 - part) / (1 + 0.5 * shade)):02X}" for part in parts)

@@ -12,6 +12,7 @@ from memcore.i18n import ngettext
 from memcore.terms import Category
 from memcore.ui.charts import (
     STATE_CATEGORIES,
+    at_edge,
     capacity_line,
     layout,
     log_range,
@@ -49,15 +50,8 @@ def stages(rows: Sequence[StageRow], for_tensors: int, unit: ByteUnit) -> go.Fig
     )
     for label, peak in marked:
         # In a column at the edge, where no capacity line crosses it.
-        figure.add_annotation(
-            x=1,
-            xref="paper",
-            xanchor="right",
-            y=label,
-            text=format_bytes(peak, unit, 1),
-            showarrow=False,
-            font={"color": CATEGORY_COLOURS[Category.COMMUNICATION]},
-        )
+        colour = CATEGORY_COLOURS[Category.COMMUNICATION]
+        at_edge(figure, label, format_bytes(peak, unit, 1), font={"color": colour})
     capacity_line(figure, for_tensors, _("for tensors"), unit)
     most = max([for_tensors, *(row.floor.total_bytes for row in rows), *(peak for _label, peak in marked)])
     figure.update_xaxes(

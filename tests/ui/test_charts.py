@@ -7,8 +7,8 @@ from memcore.compare import parameter_costs
 from memcore.explain import term_label
 from memcore.explore import sequence_curves
 from memcore.scenario import parse_scenario
-from memcore.terms import Phase
-from memcore.ui.charts import parameter_cost
+from memcore.terms import Category, Phase
+from memcore.ui.charts import parameter_cost, stacked, totals_at_bar_ends
 from memcore.ui.explorer_charts import sequence
 from memcore.ui.step_charts import step_of_engine
 from memcore.units import ByteUnit
@@ -29,6 +29,16 @@ def test_a_state_too_small_for_its_text_is_in_the_legend_in_a_shade_of_its_own()
     assert len({bar.marker.color for bar in figure.data}) == 7
     # A text that has no room at a size that can be read is left out.
     assert (figure.layout.uniformtext.mode, figure.layout.uniformtext.minsize) == ("hide", 10)
+
+
+def test_no_capacity_line_crosses_a_total():
+    """The line lies 5 GB beyond a bar's end, which a text of a fifth of the axis crosses, and 60 beyond it."""
+    for line, at_edge in ((35, True), (90, False)):
+        figure = stacked(["a", "b"], {Category.WEIGHTS: [30 * 10**9, 10**10]}, ByteUnit.GB)
+        totals_at_bar_ends(figure, ["a", "b"], [30 * 10**9, 10**10], ByteUnit.GB, [line * 10**9])
+        assert [each.text.strip() for each in figure.layout.annotations] == ["30.0 GB", "10.0 GB"]
+        assert [each.xref == "paper" for each in figure.layout.annotations] == [at_edge] * 2
+        assert [each.x for each in figure.layout.annotations] == ([1, 1] if at_edge else [30, 10])
 
 
 def test_two_attentions_that_keep_nearly_the_same_are_both_seen():
