@@ -14,6 +14,7 @@ from memcore.recipes import DType
 from memcore.scenario import Lora, Loss, Method, Quantization, Recipe
 from memcore.ui.plan.dtypes import dtype_in_force
 from memcore.ui.plan.field import USUAL, PlanField
+from memcore.ui.plan.number import number
 from memcore.ui.plan.values import CATALOGUE, Values, adapts, engine_in, is_nf4, quantization_in, values_now
 
 
@@ -44,7 +45,7 @@ def draw_adapters() -> None:
     values = values_now()
     if not adapts(values):
         return
-    st.number_input(_("LoRA rank"), min_value=1, max_value=65_536, step=8, key="w_rank")
+    number(_("LoRA rank"), most=65_536, step=8, key="w_rank")
     st.text_input(
         _("Target modules"), key="w_targets", max_chars=400, help=_("Comma-separated, or all-linear: all but the head.")
     )

@@ -10,6 +10,7 @@ from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import ZeroConfig
 from memcore.ui.plan.field import PlanField
+from memcore.ui.plan.number import number
 from memcore.ui.plan.values import Values, engine_in
 
 
@@ -41,18 +42,12 @@ def deepspeed_config(values: Values, base: Mapping[str, Any]) -> dict[str, Any]:
 
 def draw_deepspeed(stage: int) -> None:
     """The widgets of a stage."""
-    st.number_input(
-        "reduce_bucket_size",
-        min_value=1,
-        max_value=10**12,
-        step=10_000_000,
-        key="w_bucket",
-        help=_("In elements, not bytes."),
-    )
+    about = _("In elements, not bytes.")
+    number("reduce_bucket_size", most=10**12, step=10_000_000, key="w_bucket", help=about)
     if stage in (1, 2):
         st.toggle("overlap_comm", key="w_overlap")
     if stage == 3:
-        st.number_input("zero_hpz_partition_size", min_value=1, max_value=1_000_000, step=1, key="w_hpz")
+        number("zero_hpz_partition_size", most=1_000_000, key="w_hpz")
 
 
 def _is_deepspeed(values: Values) -> bool:

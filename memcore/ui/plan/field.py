@@ -10,6 +10,7 @@ import streamlit as st
 from memcore.i18n import gettext as _
 from memcore.scenario import Fsdp1Config, Fsdp2Config, Hardware, Lora, Model, Recipe, Workload, ZeroConfig
 from memcore.scenario.fields import Part
+from memcore.ui.plan.number import number
 from memcore.ui.plan.values import Values, values_now
 from memcore.units import MAX_PARAMS
 
@@ -141,7 +142,6 @@ def _draw(field: PlanField) -> None:
     elif isinstance(field.usual, bool):
         st.toggle(label, key=field.key, help=about)
     elif isinstance(field.usual, float):
-        st.number_input(label, min_value=0.0, max_value=0.99, step=field.step, key=field.key, help=about)
+        number(label, least=0.0, most=0.99, step=field.step, key=field.key, help=about)
     else:
-        step = int(field.step)
-        st.number_input(label, min_value=field.least, max_value=MAX_PARAMS, step=step, key=field.key, help=about)
+        number(label, least=field.least, most=MAX_PARAMS, step=int(field.step), key=field.key, help=about)

@@ -9,6 +9,7 @@ from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Fsdp1Config, Fsdp2Config, Method, Scenario
 from memcore.ui.plan.field import PlanField
+from memcore.ui.plan.number import number
 from memcore.ui.plan.values import Values, adapts, engine_in
 
 
@@ -60,8 +61,8 @@ def draw_fsdp(engine: EngineName) -> None:
         if engine is EngineName.FSDP2
         else _("CPUOffload: shards, their gradients and the optimizer's states are kept on the host."),
     )
-    st.number_input(
-        _("Replicas (HSDP)"), min_value=1, max_value=1_000_000, step=1, key="w_replicate",
+    number(
+        _("Replicas (HSDP)"), most=1_000_000, key="w_replicate",
         help=_("Groups that hold the same; the GPUs of one group divide the states.")
         if engine is EngineName.FSDP2
         else _("Groups that hold the same; the GPUs of one group divide the states. As many as GPUs: NO_SHARD."),

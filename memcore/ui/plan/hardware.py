@@ -11,6 +11,7 @@ from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import Hardware
 from memcore.ui.plan.field import PlanField, draw
+from memcore.ui.plan.number import number
 from memcore.ui.plan.values import Values, engine_in, values_now
 
 
@@ -36,8 +37,8 @@ def draw_hardware() -> None:
     st.selectbox(_("Accelerator"), list(labels), key="w_gpu", format_func=labels.__getitem__)
     single = engine_in(values_now()) is EngineName.SINGLE
     left, right = st.columns(2)
-    left.number_input(_("GPUs"), min_value=1, max_value=1_000_000, step=1, key="w_gpus", disabled=single)
-    right.number_input(_("per node"), min_value=1, max_value=1_000_000, step=1, key="w_node", disabled=single)
+    number(_("GPUs"), most=1_000_000, key="w_gpus", disabled=single, place=left)
+    number(_("per node"), most=1_000_000, key="w_node", disabled=single, place=right)
     draw(HARDWARE_FIELDS)
 
 

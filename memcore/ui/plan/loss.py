@@ -9,6 +9,7 @@ from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, Workload
 from memcore.ui.plan.field import USUAL, PlanField
+from memcore.ui.plan.number import number
 from memcore.ui.plan.values import Values, has_shapes, is_nf4
 
 
@@ -31,7 +32,7 @@ def draw_loss() -> None:
     labels = {name: _(label) for name, label in LOSS_LABELS.items()}
     st.selectbox(_("Loss"), list(labels), key="w_loss", format_func=labels.__getitem__)
     if Loss(st.session_state["w_loss"]) in IN_CHUNKS:
-        st.number_input(_("Chunks of the loss"), min_value=1, max_value=65_536, step=1, key="w_loss_chunks")
+        number(_("Chunks of the loss"), most=65_536, key="w_loss_chunks")
 
 
 def _upcasts(values: Values) -> dict[str, str]:

@@ -10,6 +10,7 @@ from memcore.i18n import gettext as _
 from memcore.scenario import Workload
 from memcore.ui.plan.field import more
 from memcore.ui.plan.loss import LOSS_FIELDS, chosen_loss, draw_loss, loss_values
+from memcore.ui.plan.number import number
 from memcore.ui.plan.offload import draw_saved_activations
 from memcore.ui.plan.values import Values
 
@@ -66,8 +67,8 @@ def _checkpointing(values: Values) -> str:
 def draw_workload() -> None:
     """The widgets."""
     left, right = st.columns(2)
-    left.number_input(_("Micro-batch"), min_value=1, max_value=100_000_000, step=1, key="w_micro")
-    right.number_input(_("Tokens"), min_value=1, max_value=100_000_000, step=1024, key="w_seq", help=_("Per sequence."))
+    number(_("Micro-batch"), most=100_000_000, key="w_micro", place=left)
+    number(_("Tokens"), most=100_000_000, step=1024, key="w_seq", help=_("Per sequence."), place=right)
     attentions = {name: _(label) for name, label in ATTENTION_LABELS.items()}
     st.selectbox(_("Attention"), list(attentions), key="w_attention", format_func=attentions.__getitem__)
     _draw_checkpointing()
@@ -82,11 +83,9 @@ def draw_workload() -> None:
         help=_("Of a kernel library, such as Liger or Unsloth: they keep less, and write gradients in place."),
     )
     st.toggle("torch.compile", key="w_compile", help=_("Each decoder layer is compiled by itself, as torchtitan does."))
-    st.number_input(
+    number(
         _("Gradient accumulation steps"),
-        min_value=1,
-        max_value=100_000_000,
-        step=1,
+        most=100_000_000,
         key="w_accum",
         help=_("Above 1, gradients stay alive from one micro-step to the next."),
     )
@@ -106,7 +105,7 @@ def _draw_checkpointing() -> None:
     st.selectbox(_("Checkpointing"), list(kinds), key="w_checkpointing", format_func=kinds.__getitem__)
     chosen = st.session_state["w_checkpointing"]
     if chosen in _COUNTED:
-        st.number_input(_("Layers (k or n)"), min_value=1, max_value=9999, step=1, key="w_k")
+        number(_("Layers (k or n)"), most=9999, key="w_k")
     if chosen == "save":
         operations = {name: _(label) for name, label in OPERATION_LABELS.items()}
         st.multiselect(_("Saved"), list(operations), key="w_saved", format_func=operations.__getitem__)
