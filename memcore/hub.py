@@ -24,7 +24,7 @@ def fetch_config(payload: Mapping[str, Any]) -> dict[str, Any]:
         message = _("{hub_id!r} is not a hub id: write owner/name, such as meta-llama/Llama-3.1-8B.")
         raise UserError(message.format(hub_id=hub_id[:60]))
     try:
-        text = Path(hf_hub_download(hub_id, "config.json", etag_timeout=5)).read_text(encoding="utf-8")
+        text = Path(hf_hub_download(hub_id, "config.json", etag_timeout=5)).read_text(encoding="utf-8-sig")
         config = json.loads(text)
     except Exception as error:
         message = _("The config of {hub_id} could not be fetched ({reason}): paste the file's text instead.")

@@ -16,7 +16,7 @@ _PROGRAM = ("import torch", "import deepspeed")
 
 def read_text(text: str | bytes) -> tuple[Mapping[str, Any], list[str]]:
     """The settings that a text holds, and a sentence for each thing that a strict reader would not take."""
-    shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    shown = (text.decode("utf-8", "replace") if isinstance(text, bytes) else text).removeprefix("\ufeff")
     if any(word in shown for word in _PROGRAM) or ("def " in shown[:2000] and "{" not in shown[:200]):
         raise UserError(_("This is a program, not a ds_config: paste the JSON file that it passes to DeepSpeed."))
     notes: list[str] = []
