@@ -185,6 +185,12 @@ def test_accelerates_yaml_is_the_ds_config_that_it_makes(stage: int, device: str
     assert {state.element_bytes for state in states} == ({4} if precision == "no" else {2, 4})
 
 
+def test_an_uploaded_yaml_may_begin_with_a_byte_order_mark():
+    text = YAML.format(stage=3, device="none", precision="bf16")
+    reading = read_ds_config(b"\xef\xbb\xbf" + text.encode(), SCENARIO, FORMULAS)
+    assert reading.scenario.parallelism.stage == 3
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
