@@ -3,13 +3,19 @@
 All from the closed forms of :mod:`memcore.activations`, for the scenario's own layers and micro-batch.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memcore.activations import Activations, LayerForm, SegmentLaw, model_activations, segment_law
 from memcore.activations.loss import loss_bytes
-from memcore.budget import Budget
+from memcore.budget import Budget, predict
+from memcore.recipes import ConventionName, DType
 from memcore.scenario import Loss, Scenario, parse_scenario, scenario_data
 
+_IN_ONE_DTYPE = {
+    DType.FP32: ConventionName.FP32,
+    DType.BF16: ConventionName.PURE_BF16,
+    DType.FP16: ConventionName.PURE_FP16,
+}
 ATTENTIONS = ("flash", "memory_efficient", "eager")
 SEQUENCES = tuple(2**power for power in range(9, 18))
 
@@ -28,6 +34,18 @@ def with_workload(scenario: Scenario, **changes: object) -> Scenario:
     data = scenario_data(scenario)
     data["workload"] = {**data.get("workload", {}), **changes}
     return parse_scenario(data)
+
+
+def without_autocast(budget: Budget) -> Budget:
+    """The same run with weights in the dtype of its computation, where autocast leaves it without closed forms: the
+    layers and what they keep are the same, but for autocast's casts."""
+    recipe = budget.scenario.recipe
+    if recipe.convention is not ConventionName.AMP_AUTOCAST:
+        return budget
+    data, dtype = scenario_data(budget.scenario), recipe.computed_dtype
+    kept = {name: value for name, value in data["recipe"].items() if not name.endswith("_dtype")}
+    data["recipe"] = {**kept, "convention": _IN_ONE_DTYPE[dtype].value}
+    return predict(parse_scenario(data), replace(budget.evidence, profile=None, plan=None, reservation=None))
 
 
 def peak_activations(activations: Activations) -> int:

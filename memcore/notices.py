@@ -5,7 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from memcore.budget import Budget
+from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
+from memcore.recipes import CONVENTIONS
 from memcore.units import ByteUnit, format_bytes, format_count
 
 
@@ -14,6 +16,7 @@ class NoticeKind(StrEnum):
 
     CANNOT_RUN = "cannot_run"
     BEYOND_POSITIONS = "beyond_positions"
+    CONVENTION = "convention"
     START = "start"
     NOT_TRACED = "not_traced"
     TRACE = "trace"
@@ -61,6 +64,21 @@ def _beyond(budget: Budget) -> bool:
     return budget.inventory is not None and 0 < budget.inventory.shapes.max_positions < budget.scenario.workload.seq_len
 
 
+def _foreign_convention(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
+    """A convention that no training loop with this engine has, beside the engine's own."""
+    scenario, engine = budget.scenario, budget.scenario.parallelism.engine
+    named, own = scenario.recipe.convention, scenario.own_convention
+    if named is own or named in ENGINE_OPTIONS[engine].conventions:
+        return
+    message = _(
+        'recipe.convention is {named} ("{label}"), which no training loop with {engine} has: its own is {own} '
+        '("{own_label}").'
+    )
+    labels = {"label": CONVENTIONS[named].label, "own_label": CONVENTIONS[own].label}
+    shown = _("one GPU") if engine is EngineName.SINGLE else ENGINE_OPTIONS[engine].label
+    yield message.format(named=named.value, engine=shown, own=own.value, **labels)
+
+
 def _start(budget: Budget, unit: ByteUnit) -> Iterator[str]:
     if budget.start is None or budget.start.largest <= budget.peak_bytes:
         return
@@ -105,6 +123,7 @@ def _quantised(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
 _SENTENCES: dict[NoticeKind, Callable[[Budget, ByteUnit], Iterator[str]]] = {
     NoticeKind.CANNOT_RUN: _cannot_run,
     NoticeKind.BEYOND_POSITIONS: _beyond_positions,
+    NoticeKind.CONVENTION: _foreign_convention,
     NoticeKind.START: _start,
     NoticeKind.NOT_TRACED: _not_traced,
     NoticeKind.TRACE: _of_the_trace,

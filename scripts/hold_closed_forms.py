@@ -68,7 +68,8 @@ def compare(name: str, config: Mapping[str, Any], found: dict[str, dict[str, flo
     row = []
     for attention in ATTENTIONS:
         workload = {"seq_len": SEQ_LEN, "attention": attention}
-        scenario = parse_scenario({"model": {"config": plain}, "workload": workload})
+        recipe = {"convention": "pure_bf16"}
+        scenario = parse_scenario({"model": {"config": plain}, "recipe": recipe, "workload": workload})
         off = deviation(scenario, inventory)
         row.append("-" if off is None else f"{off:+.3f}")
         entry = found.setdefault(architecture(inventory.model_class), {})

@@ -328,11 +328,12 @@ def test_evidence_is_fetched_for_configs_alone():
     def never(task: str, payload: dict[str, Any]) -> NoReturn:
         raise AssertionError(f"asked for {task} of {payload}")
 
-    assert evidence_for(parse_scenario({"model": {"name": LLAMA}}), never) == FORMULAS
-    scenario = parse_scenario({"model": {"config": {"model_type": "llama"}}})
+    recipe = {"convention": "pure_bf16"}  # that of one GPU, autocast, has no closed form
+    assert evidence_for(parse_scenario({"model": {"name": LLAMA}, "recipe": recipe}), never) == FORMULAS
+    scenario = parse_scenario({"model": {"config": {"model_type": "llama"}}, "recipe": recipe})
     evidence = evidence_for(scenario, ask)
     assert evidence.config_defaults == {"vocab_size": 32000}
-    by_name = predict(parse_scenario({"model": {"name": LLAMA}}))
+    by_name = predict(parse_scenario({"model": {"name": LLAMA}, "recipe": recipe}))
     assert predict(scenario, evidence).totals == by_name.totals
 
 

@@ -346,6 +346,7 @@ class TestDdpAndFsdp2:
                         "hardware": {"gpus": 8},
                         "parallelism": {"engine": "ddp"},
                         "engine_config": {"gradient_as_bucket_view": view},
+                        "recipe": {"convention": "pure_bf16"},
                     }
                 )
             )
@@ -391,7 +392,7 @@ class TestGradientsThroughTheBackward:
     """Whole gradients appear layer by layer, the last layer's first."""
 
     def test_llama_by_layer(self):
-        budget = predict(parse_scenario({"model": {"name": LLAMA}}))
+        budget = predict(parse_scenario({"model": {"name": LLAMA}, "recipe": {"convention": "pure_bf16"}}))
         embedding, layer = 128256 * 4096, 218_112_000
         after = embedding + 4096  # the head, as large as the embedding, and the final norm
         assert at(budget, "gradients", "backward[31]") == 2 * (after + layer)
@@ -402,7 +403,8 @@ class TestGradientsThroughTheBackward:
         assert at(budget, "gradients", "idle") == 0
 
     def test_accumulated_gradients_are_all_there_from_the_forward_on(self):
-        budget = predict(parse_scenario({"model": {"name": LLAMA}, "workload": {"grad_accum": 2}}))
+        recipe = {"convention": "pure_bf16"}
+        budget = predict(parse_scenario({"model": {"name": LLAMA}, "recipe": recipe, "workload": {"grad_accum": 2}}))
         assert at(budget, "gradients", "forward[0]") == 2 * LLAMA_PSI
         assert at(budget, "gradients", "backward[31]") == 2 * LLAMA_PSI
 

@@ -26,6 +26,7 @@ from memcore.explore import (
     takeover,
     typical_layer,
     with_workload,
+    without_autocast,
 )
 from memcore.scenario import parse_scenario
 from memcore.terms import Phase
@@ -36,7 +37,10 @@ BARE = {"model": {"n_params": 7_000_000_000}}
 
 
 def budget_of(model: str = LLAMA, **workload: Any) -> Budget:
-    return predict(parse_scenario({"model": {"name": model}, "workload": {"seq_len": 8192, **workload}}))
+    recipe = {"convention": "pure_bf16"}
+    return predict(
+        parse_scenario({"model": {"name": model}, "recipe": recipe, "workload": {"seq_len": 8192, **workload}})
+    )
 
 
 def exponents(points: tuple[tuple[int, int], ...]) -> list[float]:
@@ -224,3 +228,11 @@ def test_any_workload_is_drawn(model: str, batch: int, seq_len: int, checkpointi
     assert layer_rows(budget) == layer_rows(plain)
     assert segments(budget) == segments(plain)
     assert depth_curves(budget) == depth_curves(plain)
+
+
+def test_under_autocast_the_curves_are_those_of_the_same_layers_without_it():
+    autocast = predict(parse_scenario({"model": {"name": LLAMA}, "workload": {"seq_len": 8192}}))
+    assert autocast.states.precision.label == "AMP autocast"
+    assert segments(autocast) is None
+    assert segments(without_autocast(autocast)) == segments(budget_of())
+    assert without_autocast(budget_of()) == budget_of()

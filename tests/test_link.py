@@ -179,7 +179,10 @@ class TestUnusableFields:
     def test_a_whole_part_of_the_wrong_kind(self, part: str):
         read = read_data({**PLAIN, part: [1, 2]})
         assert len(read.ignored) == 1
-        assert read.scenario == parse_scenario({key: value for key, value in PLAIN.items() if key != part})
+        kept = {key: value for key, value in PLAIN.items() if key != part}
+        assert read.scenario == parse_scenario(
+            {**kept, "recipe": {"convention": "zero_paper", **kept.get("recipe", {})}}
+        )
 
     def test_an_unknown_part(self):
         read = read_data({**PLAIN, "free_text": "hello"})

@@ -26,7 +26,7 @@ from memcore.ds_config.sections import (
 from memcore.ds_config.text import read_text
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.scenario import Scenario, ZeroConfig, parse_scenario, scenario_data
+from memcore.scenario import Scenario, ZeroConfig, movable_data, parse_scenario
 from memcore.units import MAX_PARAMS
 
 
@@ -191,7 +191,7 @@ class _Reader:
 
     def _scenario_data(self, stage: int) -> dict[str, Any]:
         """The scenario with what the file says put in; what contradicts it is said."""
-        data = scenario_data(self._scenario)
+        data = movable_data(self._scenario)
         data["parallelism"] = {"engine": "deepspeed", "zero_stage": stage}
         defaults = ZeroConfig()
         zero = {key: value for key, value in self._values.items() if value != getattr(defaults, key)}

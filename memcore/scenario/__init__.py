@@ -21,7 +21,14 @@ from memcore.scenario.parts import (
     Recipe,
     Workload,
 )
-from memcore.scenario.reading import MAX_SCENARIO_CHARS, decode_config, decode_json, parse_scenario, scenario_data
+from memcore.scenario.reading import (
+    MAX_SCENARIO_CHARS,
+    decode_config,
+    decode_json,
+    movable_data,
+    parse_scenario,
+    scenario_data,
+)
 from memcore.scenario.whole import Scenario
 
 __all__ = [
@@ -55,6 +62,7 @@ __all__ = [
     "ZeroConfig",
     "decode_config",
     "decode_json",
+    "movable_data",
     "parse_scenario",
     "scenario_data",
     "usual_upcast",

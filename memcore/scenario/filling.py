@@ -5,8 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.engine_options import ENGINE_OPTIONS, EngineName, own_convention
 from memcore.i18n import gettext as _
+from memcore.models import catalogue
 from memcore.scenario.engine_configs import ENGINE_CONFIGS, DeepSpeedConfig
 from memcore.scenario.fields import refuse, whole
 from memcore.scenario.sentences import first_error
@@ -42,6 +43,24 @@ def filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) -
         filled["zero_stage"] = 0 if stage is None else stage
     _fill_data_parallel(filled, gpus, options.shards)
     return filled
+
+
+def filled_recipe(given: object, model: object, engine: object) -> object:
+    """The recipe with the convention that the engine has of its own, where none was named."""
+    if not isinstance(given, Mapping) or "convention" in given:
+        return given
+    if not isinstance(engine, str) or engine not in set(EngineName):
+        return given  # the engine's own refusal names it
+    adapts, fp8 = given.get("method") not in (None, "full"), given.get("fp8") is not None
+    own = own_convention(EngineName(engine), adapts=adapts, bare=_is_bare(model), fp8=fp8)
+    return {**given, "convention": own}
+
+
+def _is_bare(model: object) -> bool:
+    """Whether a model, before it is made, is no more than a number of parameters."""
+    given = _mapping(model)
+    known = catalogue().get(str(given.get("name")))
+    return given.get("n_params") is not None or (known is not None and known.config is None)
 
 
 def engine_config_of(given: object, engine: object) -> object:

@@ -83,5 +83,18 @@ def _decoded(text: str | bytes, limit: int, *, finite: bool) -> Any:
 
 
 def scenario_data(scenario: Scenario) -> dict[str, Any]:
-    """The scenario as JSON data, without what is at its default. :func:`parse_scenario` reads it back."""
-    return scenario.model_dump(mode="json", exclude_defaults=True)
+    """The scenario as JSON data, without what is at its default. :func:`parse_scenario` reads it back.
+
+    The convention is always there: what its absence means depends on the engine.
+    """
+    data: dict[str, Any] = scenario.model_dump(mode="json", exclude_defaults=True)
+    data["recipe"] = {"convention": scenario.recipe.convention.value, **data.get("recipe", {})}
+    return data
+
+
+def movable_data(scenario: Scenario) -> dict[str, Any]:
+    """The same for another engine to be put in: an engine's own convention is not named, and is the other's there."""
+    data = scenario_data(scenario)
+    if scenario.recipe.convention is scenario.own_convention:
+        del data["recipe"]["convention"]
+    return data

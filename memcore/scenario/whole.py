@@ -5,11 +5,13 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from memcore.engine_options import own_convention
+from memcore.recipes import ConventionName
 from memcore.scenario.checks import check
 from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
 from memcore.scenario.fields import Part
-from memcore.scenario.filling import engine_config_of, filled_parallelism
-from memcore.scenario.parts import Hardware, Model, Offload, Parallelism, Recipe, Workload
+from memcore.scenario.filling import engine_config_of, filled_parallelism, filled_recipe
+from memcore.scenario.parts import Hardware, Method, Model, Offload, Parallelism, Recipe, Workload
 
 
 class Scenario(Part):
@@ -25,7 +27,7 @@ class Scenario(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_parallelism(cls, data: Any) -> Any:
+    def _fill(cls, data: Any) -> Any:
         """Fill what the engine and the number of GPUs imply, before the parts are made."""
         if not isinstance(data, Mapping):
             return data
@@ -35,12 +37,29 @@ class Scenario(Part):
             return data
         config = data.get("engine_config")
         parallelism = filled_parallelism(given, hardware.get("gpus", 1), config)
-        return {**data, "parallelism": parallelism, "engine_config": engine_config_of(config, parallelism["engine"])}
+        engine = parallelism["engine"]
+        return {
+            **data,
+            "parallelism": parallelism,
+            "engine_config": engine_config_of(config, engine),
+            "recipe": filled_recipe(data.get("recipe", {}), data.get("model"), engine),
+        }
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         check(self)
         return self
+
+    @property
+    def own_convention(self) -> ConventionName:
+        """What the engine trains this in of its own, whatever the recipe says."""
+        recipe = self.recipe
+        return own_convention(
+            self.parallelism.engine,
+            adapts=recipe.method is not Method.FULL,
+            bare=self.model.is_bare_count,
+            fp8=recipe.fp8 is not None,
+        )
 
     @property
     def zero_config(self) -> ZeroConfig:

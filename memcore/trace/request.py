@@ -211,10 +211,12 @@ def catalogue_requests() -> Iterator[dict[str, Any]]:
             inventory = catalogue_inventory(name)
             longest = inventory.shapes.max_positions if inventory is not None else 0
             workload = {"seq_len": min(Workload().seq_len, longest or Workload().seq_len)}
-            request = trace_request(parse_scenario({"model": {"name": name}, "workload": workload}))
+            parallelism = {"engine": EngineName.DEEPSPEED.value}
+            request = trace_request(
+                parse_scenario({"model": {"name": name}, "parallelism": parallelism, "workload": workload})
+            )
             assert isinstance(request, dict), "it has a config"
-            # By an engine that divides a flat group: without the optimizer's step.
-            yield {**request, "step": None}
+            yield request
 
 
 def _adapters(scenario: Scenario, convention: Convention) -> Adapters | None:

@@ -5,7 +5,17 @@ import streamlit as st
 
 from memcore.budget import Budget
 from memcore.explain import KEPT_LABELS, LOSS_LABELS, explain_term
-from memcore.explore import Segments, depth_curves, layer_of, layer_rows, loss_rows, segments, sequence_curves, takeover
+from memcore.explore import (
+    Segments,
+    depth_curves,
+    layer_of,
+    layer_rows,
+    loss_rows,
+    segments,
+    sequence_curves,
+    takeover,
+    without_autocast,
+)
 from memcore.i18n import gettext as _
 from memcore.terms import Category
 from memcore.ui import charts, explorer_charts, measuring
@@ -16,11 +26,20 @@ from memcore.units import ByteUnit, format_bytes
 def render(budget: Budget, unit: ByteUnit) -> None:
     """The page's body."""
     opening(_("Activation explorer"), budget, unit)
-    found = segments(budget)
+    formed = without_autocast(budget)
+    found = segments(formed)
     if found is None:
         _without_form(budget, unit)
         return
-    losses = dict(loss_rows(budget))
+    if formed is not budget:
+        st.info(
+            _(
+                "Autocast has no closed form. The curves and tables of this page are of the same layers in {label}, "
+                "without autocast's casts; what all layers take, and the step, are traced."
+            ).format(label=formed.states.precision.label),
+            icon=":material/info:",
+        )
+    losses = dict(loss_rows(formed))
     chosen = budget.scenario.workload.loss
     at_most = format_bytes(_peak_of(budget, Category.ACTIVATIONS), unit)
     figures(
@@ -46,23 +65,23 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     _link_to_measuring()
     for_tensors, workload = budget.ladder.for_tensors, budget.scenario.workload
     st.subheader(_("Over the sequence length"))
-    curves = sequence_curves(budget)
+    curves = sequence_curves(formed)
     st.plotly_chart(
         explorer_charts.sequence(curves, for_tensors, workload.seq_len, unit),
         config=charts.CONFIG,
         alt=_("Activations by sequence length"),
     )
-    _takeover(budget)
+    _takeover(formed)
     how_computed(
         explain_term(term, unit, term.at(budget.peak_index))
         for term in budget.terms
         if term.category in (Category.ACTIVATIONS, Category.LOSS)
     )
     _over_the_step(budget, unit)
-    _layer(budget, unit)
-    _depth_and_segments(budget, found, unit)
+    _layer(formed, unit)
+    _depth_and_segments(formed, found, unit)
     _loss(losses, unit)
-    rows = [{"part": row.name, "bytes_per_token": row.per_token, "bytes": row.num_bytes} for row in layer_rows(budget)]
+    rows = [{"part": row.name, "bytes_per_token": row.per_token, "bytes": row.num_bytes} for row in layer_rows(formed)]
     downloads(budget, rows, "activations")
     measuring.render(budget, unit)
 

@@ -15,7 +15,7 @@ from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.jobs import HeavyLane
 from memcore.recipes import ConventionName
-from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, parse_scenario, scenario_data
+from memcore.scenario import MAX_SCENARIO_CHARS, decode_json, movable_data, parse_scenario
 from memcore.settings import settings
 from memcore.units import ByteUnit
 from memcore.verify.case import MAX_LOCAL_RANKS, Case
@@ -23,7 +23,7 @@ from memcore.verify.matrix import MODEL, TOKENS, in_ci, matrix
 from memcore.verify.proof import case_evidence
 from memcore.verify.report import proof_report, proof_text
 from memcore.verify.running import Proven, RunningProof
-from memcore.verify.scaling import RUNNABLE, Scaled, check_runnable, engine_label, scale
+from memcore.verify.scaling import Scaled, check_runnable, engine_label, scale
 
 _LOOK_S = 0.5
 _DEFAULT_RANKS = 2
@@ -91,7 +91,8 @@ def _cases(args: argparse.Namespace, ask: Ask, read: Read, device: DeviceFacts) 
     if args.scenario is None and args.model is None:
         return [Scaled(case=_small_case(args, ranks, device), reductions=())]
     given = {"model": {"name": args.model}} if args.model else decode_json(read(args.scenario, MAX_SCENARIO_CHARS))
-    scenario = parse_scenario(_changed(scenario_data(parse_scenario(given)), args, ranks))
+    asked = parse_scenario(given)
+    scenario = parse_scenario(_changed(movable_data(asked), args, ranks))
     return [scale(scenario, evidence_for(scenario, ask), ask, ranks=ranks, device=device.kind)]
 
 
@@ -125,8 +126,6 @@ def _changed(data: dict[str, Any], args: argparse.Namespace, ranks: int) -> dict
     recipe, workload = dict(data.get("recipe", {})), dict(data.get("workload", {}))
     if args.convention is not None:
         recipe["convention"] = args.convention
-    elif "convention" not in recipe and engine is not None:
-        recipe["convention"] = RUNNABLE[EngineName(engine)][0].value
     if args.implementation is not None:
         recipe["optimizer"] = {**recipe.get("optimizer", {}), "implementation": args.implementation}
     if args.checkpointing is not None:

@@ -18,13 +18,10 @@ from memcore.recipes import CONVENTIONS, ConventionName
 from memcore.scenario import Device, Method, Scenario, parse_scenario, scenario_data
 from memcore.verify.case import MAX_LOCAL_RANKS, Case
 
-# What each engine's own loop does with dtypes; the first stands in for conventions that another program has.
-RUNNABLE: Mapping[EngineName, tuple[ConventionName, ...]] = {
-    EngineName.SINGLE: (ConventionName.AMP_AUTOCAST, ConventionName.FP32, ConventionName.PURE_BF16),
-    EngineName.DDP: (ConventionName.AMP_AUTOCAST, ConventionName.FP32, ConventionName.PURE_BF16),
-    EngineName.FSDP1: (ConventionName.FSDP2_MIXED, ConventionName.FP32, ConventionName.PURE_BF16),
-    EngineName.FSDP2: (ConventionName.FSDP2_MIXED, ConventionName.FP32, ConventionName.PURE_BF16),
-    EngineName.DEEPSPEED: (ConventionName.ZERO_PAPER, ConventionName.DEEPSPEED_FP32_GRAD, ConventionName.FP32),
+# Conventions of an engine that no run here has: it casts in FSDP's own policy or DeepSpeed's, never in FP16.
+_NOT_RUN = {
+    EngineName.FSDP2: (ConventionName.AMP_AUTOCAST,),
+    EngineName.DEEPSPEED: (ConventionName.AMP_AUTOCAST,),
 }
 # These run for real in every engine; others keep tensors that are not torch's own.
 _OPTIMIZERS = ("adam", "adamw", "sgd")
@@ -121,11 +118,13 @@ def check_runnable(scenario: Scenario, ranks: int, device: str) -> None:
 
 
 def _convention(scenario: Scenario) -> ConventionName:
-    """The scenario's own, where the engine's loop has it and no dtype of it was changed."""
-    recipe, runnable = scenario.recipe, RUNNABLE[scenario.parallelism.engine]
+    """The scenario's own, where a run of the engine has it and no dtype of it was changed; else the engine's."""
+    recipe, engine = scenario.recipe, scenario.parallelism.engine
+    options, left_out = ENGINE_OPTIONS[engine].conventions, (ConventionName.PURE_FP16, *_NOT_RUN.get(engine, ()))
     names = ("param_dtype", "compute_dtype", "grad_dtype", "reduce_dtype", "master_dtype", "state_dtype")
     is_own = all(getattr(recipe, name) is None for name in names)
-    return recipe.convention if is_own and recipe.convention in runnable else runnable[0]
+    runs = is_own and recipe.convention in options and recipe.convention not in left_out
+    return recipe.convention if runs else options[0]
 
 
 def _data(scenario: Scenario, config: Mapping[str, Any], ranks: int, limits: _Room) -> dict[str, Any]:
@@ -189,7 +188,7 @@ def _reductions(
     if asked.parallelism.engine is EngineName.DEEPSPEED:
         found.append(_("DeepSpeed's settings in elements are smaller in the same proportion as the model."))
     if (convention := _convention(asked)) is not asked.recipe.convention:
-        sentence = _("The dtypes of {ran} instead of {asked}, which this engine's own loop does not have.")
+        sentence = _("The dtypes of {ran} instead of {asked}, which no run of this engine here has.")
         labels = {"ran": CONVENTIONS[convention].label, "asked": CONVENTIONS[asked.recipe.convention].label}
         found.append(sentence.format(**labels))
     if ran.workload.checkpointing != asked.workload.checkpointing:

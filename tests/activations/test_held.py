@@ -122,7 +122,7 @@ MODELS = (
     "mistralai/Mixtral-8x7B-v0.1", "bigcode/starcoder2-7b", "google/gemma-3-1b-pt",
 )  # fmt: skip
 RECIPES: dict[str, dict[str, Any]] = {
-    "bf16": {},
+    "bf16": {"convention": "pure_bf16"},
     "fp32": {"convention": "fp32"},
     "lora": {"method": "lora"},
     "qlora": {"method": "qlora"},
@@ -192,7 +192,8 @@ LOSSES: tuple[dict[str, Any], ...] = (
 def test_each_loss_takes_what_its_form_says(name: str, loss: dict[str, Any]):
     """Traced from the operations of each: memcore.scenario.losses says whose they are."""
     workload = {"seq_len": 1024, "micro_batch": 4, "checkpointing": "full", **loss}
-    scenario = parse_scenario({"model": {"name": name}, "workload": workload})
+    recipe = {"convention": "pure_bf16"}
+    scenario = parse_scenario({"model": {"name": name}, "recipe": recipe, "workload": workload})
     request = trace_request(scenario)
     assert isinstance(request, dict)
     budgets = predict(scenario), predict(scenario, Evidence(profile=load_profile(trace_task(request))))
@@ -213,4 +214,5 @@ def test_what_is_close_is_not_traced_unless_asked():
     def no_worker(task: str, payload: dict[str, Any]) -> dict[str, Any]:
         raise AssertionError(task)
 
-    assert evidence_for(parse_scenario({"model": {"name": "meta-llama/Llama-3.1-8B"}}), no_worker).profile is None
+    data = {"model": {"name": "meta-llama/Llama-3.1-8B"}, "recipe": {"convention": "pure_bf16"}}
+    assert evidence_for(parse_scenario(data), no_worker).profile is None

@@ -25,12 +25,13 @@ MODELS = [
     LLAMA, "openai-community/gpt2", "openai/gpt-oss-20b", "google/gemma-2-9b", "mistralai/Mixtral-8x7B-v0.1",
     "deepseek-ai/DeepSeek-V2-Lite", "Qwen/Qwen3-0.6B", "EleutherAI/gpt-j-6b", "microsoft/Phi-3-mini-4k-instruct",
 ]  # fmt: skip
+BF16 = {"convention": "pure_bf16"}
 KINDS = ["none", "full", "attention", "segments(2)", "segments(5)", "every_nth(2)", "first(3)"]
 ATTENTIONS = ["flash", "memory_efficient", "eager"]
 
 
 def budget_of(model: str = LLAMA, recipe: dict[str, Any] | None = None, **workload: Any) -> Budget:
-    return predict(parse_scenario({"model": {"name": model}, "recipe": recipe or {}, "workload": workload}))
+    return predict(parse_scenario({"model": {"name": model}, "recipe": recipe or BF16, "workload": workload}))
 
 
 def at(budget: Budget, phase: Phase, *names: str) -> list[int]:
@@ -168,7 +169,7 @@ def test_every_catalogue_model_has_a_form(name: str):
     assert inventory is not None
     # Adapters beside experts have no form: those are traced.
     experts = any(tensor.role is Role.EXPERTS for tensor in inventory.tensors())
-    for recipe in ({},) if experts else ({}, {"method": "lora"}):
+    for recipe in (BF16,) if experts else (BF16, {"method": "lora"}):
         scenario = parse_scenario({"model": {"name": name}, "recipe": recipe})
         budget = predict(scenario)
         assert budget.inventory is not None

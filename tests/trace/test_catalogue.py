@@ -53,7 +53,8 @@ def test_every_model_traces_or_says_why_not(lane: LightLane):
     start = time.monotonic()
     refused, fallen_back, text_alone = set(), set(), set()
     for name in WITH_CONFIG:
-        request = trace_request(parse_scenario({"model": {"name": name}, "workload": {"seq_len": 2048}}))
+        data = {"model": {"name": name}, "recipe": {"convention": "pure_bf16"}, "workload": {"seq_len": 2048}}
+        request = trace_request(parse_scenario(data))
         assert isinstance(request, dict)
         result = lane.run("trace", request)
         if result.status is not JobStatus.DONE:

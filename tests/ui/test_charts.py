@@ -42,7 +42,7 @@ def test_no_capacity_line_crosses_a_total():
 
 
 def test_two_attentions_that_keep_nearly_the_same_are_both_seen():
-    curves = sequence_curves(of())
+    curves = sequence_curves(of(recipe={"convention": "pure_bf16"}))
     figure = sequence(curves, 85 * 10**9, 4096, ByteUnit.GB)
     lines = {trace.name: (place, trace) for place, trace in enumerate(figure.data)}
     for kind in ("no checkpointing", "full checkpointing"):

@@ -13,9 +13,9 @@ from memcore.packing import GPTQ_GROUP, NF4_BLOCK
 from memcore.recipes import DType
 from memcore.scenario import Lora, Loss, Method, Quantization, Recipe
 from memcore.ui.plan.dtypes import dtype_in_force
-from memcore.ui.plan.field import USUAL, PlanField
+from memcore.ui.plan.field import PlanField
 from memcore.ui.plan.number import number
-from memcore.ui.plan.values import CATALOGUE, Values, adapts, engine_in, is_nf4, quantization_in, values_now
+from memcore.ui.plan.values import CATALOGUE, USUAL, Values, adapts, engine_in, is_nf4, quantization_in, values_now
 
 
 def adapter_values(recipe: Recipe) -> dict[str, Any]:

@@ -5,24 +5,24 @@ from collections.abc import Callable, Mapping
 from memcore.engine_options import EngineName
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
-from memcore.recipes import CONVENTIONS, ConventionName, DType
+from memcore.recipes import CONVENTIONS, DType
 from memcore.scenario import Recipe
-from memcore.ui.plan.field import USUAL, PlanField, always
-from memcore.ui.plan.values import Values, adapts, engine_in
+from memcore.ui.plan.field import PlanField, always
+from memcore.ui.plan.values import USUAL, Values, adapts, convention_in, engine_in
 
 
 def dtype_in_force(values: Values, name: str) -> DType | None:
     """What the recipe's field of this name comes to: the explicit dtype, or the convention's."""
     chosen = values[f"w_recipe_{name}"]
     if chosen == USUAL:
-        own: DType | None = getattr(CONVENTIONS[ConventionName(values["w_convention"])], name)
+        own: DType | None = getattr(CONVENTIONS[convention_in(values)], name)
         return own
     return None if chosen == "none" else DType(chosen)
 
 
 def _choices(name: str) -> Callable[[Values], Mapping[str, str]]:
     def choices(values: Values) -> dict[str, str]:
-        own: DType | None = getattr(CONVENTIONS[ConventionName(values["w_convention"])], name)
+        own: DType | None = getattr(CONVENTIONS[convention_in(values)], name)
         usual = _("as the convention: {dtype}").format(dtype=_label(own))
         absent = {"none": _label(None)} if name == "master_dtype" else {}
         return {USUAL: usual, **{dtype.value: _label(dtype) for dtype in DType}, **absent}

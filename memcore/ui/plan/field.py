@@ -11,11 +11,9 @@ from memcore.i18n import gettext as _
 from memcore.scenario import Fsdp1Config, Fsdp2Config, Hardware, Lora, Model, Recipe, Workload, ZeroConfig
 from memcore.scenario.fields import Part
 from memcore.ui.plan.number import number
-from memcore.ui.plan.values import Values, values_now
+from memcore.ui.plan.values import USUAL, Values, values_now
 from memcore.units import MAX_PARAMS
 
-# What stands for a field that is left out, where the library or another field decides then.
-USUAL = "usual"
 # Where each part lies in a scenario's data.
 _PLACES: Mapping[type[Part], tuple[str, ...]] = {
     Model: ("model",),

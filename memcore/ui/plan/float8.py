@@ -7,8 +7,8 @@ from memcore.i18n import mark
 from memcore.recipes import ConventionName, DType
 from memcore.scenario import FP8_CAPABILITY, FP8_MULTIPLE, FP8_RECIPES, Fsdp2Config, Recipe
 from memcore.ui.plan.dtypes import dtype_in_force
-from memcore.ui.plan.field import USUAL, PlanField
-from memcore.ui.plan.values import Values, adapts, engine_in, has_shapes
+from memcore.ui.plan.field import PlanField
+from memcore.ui.plan.values import USUAL, Values, adapts, engine_in, has_shapes
 
 _ENGINES = (EngineName.SINGLE, EngineName.DDP, EngineName.FSDP2)
 

@@ -8,9 +8,9 @@ from memcore.explain import LOSS_LABELS, UPCAST_LABELS
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.scenario import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, Workload
-from memcore.ui.plan.field import USUAL, PlanField
+from memcore.ui.plan.field import PlanField
 from memcore.ui.plan.number import number
-from memcore.ui.plan.values import Values, has_shapes, is_nf4
+from memcore.ui.plan.values import USUAL, Values, has_shapes, is_nf4
 
 
 def loss_values(workload: Workload) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def widget_values(scenario: Scenario) -> dict[str, Any]:
         **model_values(scenario.model),
         **hardware_values(scenario.hardware),
         **engine_values(scenario),
-        **recipe_values(scenario.recipe),
+        **recipe_values(scenario),
         **offload_values(scenario.offload),
         **workload_values(scenario.workload),
         **{field.key: field.value_in(data) for field in FIELDS},
