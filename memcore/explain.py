@@ -1,5 +1,5 @@
-"""The answer in words: labels, remedies, assumptions and how each figure comes about, from the budget's own numbers,
-in the current language."""
+"""The answer in words: labels, assumptions and how each figure comes about, from the budget's own numbers, in the
+current language."""
 
 from dataclasses import dataclass
 
@@ -51,8 +51,7 @@ MISSING_LABELS = {
     Missing.GATHERED_LAYERS: mark("gathered layers"),
 }
 
-# What each term is, and what makes it smaller. One entry for every name an engine or the states use; a
-# test holds the two together.
+# What each term is: one entry for every name an engine or the states use; a test holds the two together.
 TERM_LABELS = {
     "weights": mark("Weights"),
     "frozen_weights": mark("Frozen weights"),
@@ -95,52 +94,6 @@ TERM_LABELS = {
     "logits_loss": mark("Logits and loss"),
     "cublas_workspace": mark("cuBLAS workspace"),
     "runtime": mark("CUDA context and NCCL"),
-}
-TERM_REMEDIES = {
-    "weights": mark("Divide them with ZeRO stage 3 or FSDP2, or train adapters on a 4-bit base (QLoRA)."),
-    "fp32_norms": mark("Keep them in 16 bit: they are few, but what they give is in FP32 too."),
-    "frozen_weights": mark("Store them in 4 bits (QLoRA), or divide them with ZeRO stage 3 or FSDP2."),
-    "quantised_weights": mark("Divide them with ZeRO stage 3 or FSDP2."),
-    "quantisation_scales": mark("Quantise the scales again (double quantisation)."),
-    "adapter_weights": mark("Lower the rank or name fewer target modules."),
-    "secondary_weights": mark("Raise zero_hpz_partition_size to the GPUs of a node, or set it to 1."),
-    "gradients": mark("Divide them with ZeRO stage 2 or FSDP2."),
-    "newest_slice": mark("Wrap smaller units."),
-    "unsharded_gradients": mark("Reduce after each micro-step: leave no_sync out."),
-    "fp32_gradients": mark("Accumulate in BF16, or divide them with ZeRO stage 2."),
-    "accumulated_slice": mark("Share among more GPUs, or accumulate fewer micro-steps."),
-    "gradient_slice": mark("Share among more GPUs."),
-    "master_weights": mark("Divide them with ZeRO stage 1 or above, share among more GPUs, or offload the optimizer."),
-    "momentum": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose an optimizer without it."),
-    "variance": mark("Divide it with ZeRO stage 1 or above, keep it in 8 bits, or choose Adafactor, Lion or SGD."),
-    "factored_variance": mark("It is small already."),
-    "for_loop_temporary": mark("Choose the fused implementation: it makes none."),
-    "foreach_temporary": mark("Choose the fused implementation: it makes none."),
-    "step_gradient_copies": mark("Share among more GPUs; at ZeRO stage 3 lower sub_group_size."),
-    "slice_padding": mark("Choose a number of GPUs that divides the parameters."),
-    "reduce_bucket": mark("Lower reduce_bucket_size; each element costs the gradient's bytes."),
-    "ddp_buckets": mark("Set gradient_as_bucket_view=True, which makes the gradients views of the buckets."),
-    "gathered_parameters": mark(
-        "DeepSpeed: lower stage3_max_live_parameters and stage3_max_reuse_distance together. "
-        "FSDP: set reshard_after_forward."
-    ),
-    "gather_copies": mark("Lower stage3_prefetch_bucket_size."),
-    "newest_gradient": mark("It is as large as the model's largest parameter."),
-    "reduce_flatten": mark("Lower reduce_bucket_size."),
-    "norm_copy": mark("It is as large as the model's largest parameter."),
-    "persistent_parameters": mark("Lower stage3_param_persistence_threshold."),
-    "reduced_gradients": mark("Wrap smaller units."),
-    "saved_activations": mark("Checkpoint layers, shorten the sequence, or lower the micro-batch."),
-    "attention_scores": mark("Use flash attention: it keeps no scores."),
-    "recomputed_activations": mark("Use shorter segments, or a smaller micro-batch."),
-    "recomputed_scores": mark("Use flash attention: it keeps no scores."),
-    "layer_temporaries": mark("Lower the micro-batch or the sequence length."),
-    "weight_casts": mark("Keep the weights in 16 bit: autocast copies every one of them."),
-    "final_norm": mark("Lower the micro-batch or the sequence length."),
-    "held_inputs": mark("Update bitsandbytes, or let the training loop drop its loss after each step."),
-    "logits_loss": mark("Compute the loss in chunks, or fused with the head, so that the logits are never whole."),
-    "cublas_workspace": mark("Set CUBLAS_WORKSPACE_CONFIG to a smaller one; it may cost speed."),
-    "runtime": mark("It cannot be avoided."),
 }
 
 
@@ -220,11 +173,6 @@ def moment_label(moment: Moment) -> str:
     if segment is None:
         return phase
     return f"{phase}[{_(SEGMENT_LABELS[segment]) if isinstance(segment, str) else segment}]"
-
-
-def remedy(term: Term) -> str:
-    """What would make the term smaller, in one sentence."""
-    return _(TERM_REMEDIES[term.name])
 
 
 def explain_term(term: Term, unit: ByteUnit, at_peak: int | None = None) -> Explanation:

@@ -5,10 +5,11 @@ import streamlit as st
 from memcore.accuracy.scored import ScoredRun, source_link
 from memcore.accuracy.words import band_sentence, error_text, metric_label, nearest_gist, nearest_runs, run_label
 from memcore.budget import Budget
-from memcore.explain import EVIDENCE_LABELS, explain_term, remedy, term_label
+from memcore.explain import EVIDENCE_LABELS, explain_term, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.questions import QUESTIONS, Question
+from memcore.remedies import remedies
 from memcore.report import budget_rows
 from memcore.terms import EvidenceKind
 from memcore.ui import charts, memory_report, own_runs, scoreboard, state
@@ -96,14 +97,16 @@ def _answer(budget: Budget, unit: ByteUnit) -> None:
 
 def _largest(budget: Budget, unit: ByteUnit) -> None:
     st.subheader(_("The largest terms at the peak"))
+    largest = budget.at_peak()[:LARGEST]
+    smaller = remedies(budget, [term for term, _share in largest], unit)
     text_table(
         [
             {
                 _("Term"): term_label(term.name),
                 _("Size"): format_bytes(share, unit),
-                _("What would shrink it"): remedy(term),
+                _("What would shrink it"): text,
             }
-            for term, share in budget.at_peak()[:LARGEST]
+            for (term, share), text in zip(largest, smaller, strict=True)
         ],
         _("The three largest terms and their remedies"),
     )
