@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from memcore.budget import Budget, Verdict
-from memcore.explain import EVIDENCE_LABELS, MISSING_LABELS, PHASE_LABELS, Explanation, explain_term, term_label
+from memcore.explain import EVIDENCE_LABELS, MISSING_LABELS, PHASE_LABELS, Explanation, term_label
 from memcore.i18n import gettext as _
 from memcore.i18n import mark
 from memcore.ladder import SEGMENT_SOURCE, Ladder
@@ -167,7 +167,12 @@ def explain_ladder(budget: Budget, unit: ByteUnit) -> list[Explanation]:
             evidence=_(EVIDENCE_LABELS[EvidenceKind.FORMULA]),
             source=SEGMENT_SOURCE,
         ),
-        explain_term(outside, unit),
+        _counted(
+            term_label(outside.name),
+            _("What a process takes of the card outside PyTorch's allocator."),
+            (outside.largest, outside.evidence, outside.source),
+            unit,
+        ),
     ]
     if ladder.steady:
         found.append(

@@ -70,7 +70,7 @@ def how_computed(explanations: Iterable[Explanation]) -> None:
                 st.latex(each.symbols)
             st.text(f"= {each.numbers} = {each.result}")
             if each.at_peak:
-                st.markdown(_("That is its largest; at the peak there is {size} of it.").format(size=each.at_peak))
+                st.markdown(_("That is its largest; at the peak: {size}.").format(size=each.at_peak))
             if each.legend:
                 st.caption(" · ".join(f"${symbol}$ {meaning}" for symbol, meaning in each.legend))
             st.caption(_("Source: {source}").format(source=each.source))
