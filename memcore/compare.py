@@ -123,8 +123,9 @@ class ConventionRow:
     """A named convention, and what the scenario makes of it, per GPU.
 
     `trained_as`: the dtypes of what is trained under it, which adapters may have of their own; `bytes_per_parameter`
-    what one trained parameter then costs with the scenario's optimizer. `floor` is None where the convention has no
-    form at the scenario's stage; the two before it are then the convention's own, with Adam.
+    what one trained parameter then costs with the scenario's optimizer. `floor` is None where no training loop with the
+    scenario's engine has the convention, or it has no form at the stage; in the latter case the two before it are the
+    convention's own, with Adam.
     """
 
     name: ConventionName
@@ -151,12 +152,15 @@ def _convention_row(budget: Budget, name: ConventionName, convention: Convention
         return ConventionRow(
             name=name, convention=convention, trained_as=convention, bytes_per_parameter=each, floor=None
         )
+    scenario, parallelism = budget.scenario, other.parallelism
+    # A bare count is of no engine's loop.
+    shown = scenario.model.is_bare_count or name is scenario.recipe.convention or scenario.has_convention(name)
     return ConventionRow(
         name=name,
         convention=convention,
         trained_as=states.trained_as,
         bytes_per_parameter=states.bytes_per_trained,
-        floor=account(states.states, other.parallelism.stage, other.parallelism.dp_shard),
+        floor=account(states.states, parallelism.stage, parallelism.dp_shard) if shown else None,
     )
 
 

@@ -68,7 +68,7 @@ def _foreign_convention(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
     """A convention that no training loop with this engine has, beside the engine's own."""
     scenario, engine = budget.scenario, budget.scenario.parallelism.engine
     named, own = scenario.recipe.convention, scenario.own_convention
-    if named is own or named in ENGINE_OPTIONS[engine].conventions:
+    if scenario.has_convention(named):
         return
     message = _(
         'recipe.convention is {named} ("{label}"), which no training loop with {engine} has: its own is {own} '

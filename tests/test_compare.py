@@ -147,6 +147,24 @@ class TestConventions:
         without = {row.name for row in convention_rows(budget) if row.floor is None}
         assert without == {ConventionName.DEEPSPEED_FP32_GRAD, ConventionName.DEEPSPEED_ESTIMATOR}
 
+    @pytest.mark.parametrize(
+        ("parallelism", "those"),
+        [
+            ({"zero_stage": 2}, {"zero_paper", "deepspeed_fp32_grad", "amp_autocast", "fp32"}),
+            ({"engine": "fsdp2"}, {"fsdp2_mixed", "amp_autocast", "pure_bf16", "pure_fp16", "fp32"}),
+            ({"engine": "ddp"}, {"amp_autocast", "pure_bf16", "pure_fp16", "fp32"}),
+        ],
+    )
+    def test_a_run_has_the_conventions_of_its_engine_alone(self, parallelism: dict[str, Any], those: set[str]):
+        """FSDP2's FP32 shards are not kept at ZeRO-2, and DeepSpeed's master copies not by FSDP2."""
+        budget = seven_b(model={"name": "meta-llama/Llama-3.1-8B"}, parallelism=parallelism)
+        assert {row.name.value for row in convention_rows(budget) if row.floor is not None} == those
+        # What is in force is shown all the same.
+        recipe = {"convention": "megatron"}
+        named = seven_b(model={"name": "meta-llama/Llama-3.1-8B"}, parallelism=parallelism, recipe=recipe)
+        (own,) = [row for row in convention_rows(named) if row.name is ConventionName.MEGATRON]
+        assert own.floor == named.static
+
     def test_the_row_in_force_costs_what_the_scenario_does(self):
         """AdamW in 8 bits: 2 + 2 + 4 + 2 (1 + 4 / 256) bytes, and not the 16 of the paper's AdamW."""
         budget = seven_b(recipe={"optimizer": {"name": "adamw", "bits": 8}}, model={"name": "openai-community/gpt2"})

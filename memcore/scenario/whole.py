@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
-from memcore.engine_options import own_convention
+from memcore.engine_options import ENGINE_OPTIONS, own_convention
 from memcore.recipes import ConventionName
 from memcore.scenario.checks import check
 from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
@@ -60,6 +60,10 @@ class Scenario(Part):
             bare=self.model.is_bare_count,
             fp8=recipe.fp8 is not None,
         )
+
+    def has_convention(self, name: ConventionName) -> bool:
+        """Whether a training loop with the engine has that convention."""
+        return name is self.own_convention or name in ENGINE_OPTIONS[self.parallelism.engine].conventions
 
     @property
     def zero_config(self) -> ZeroConfig:

@@ -101,6 +101,7 @@ def _conventions(budget: Budget, unit: ByteUnit) -> None:
         ],
         _("Conventions, their dtypes and bytes per parameter"),
     )
+    st.caption(_("—: no training loop with this engine keeps its states so, or none at this stage."))
     if budget.scenario.recipe.method is not Method.FULL:
         st.caption(_("Dtypes and bytes are of the adapters; what is frozen is in this run's figure alone."))
 
