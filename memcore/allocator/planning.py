@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 
 from memcore.allocator.steps import Plan
+from memcore.allocator.wrapping import wrapped_units
 from memcore.engine_options import EngineName
 from memcore.engines.base import Inputs, is_update
 from memcore.engines.fsdp2_units import shard_values, trained_tensors
@@ -38,8 +39,9 @@ def reservation_plan(
     moments: list[tuple[int, ...]] = []
     update: tuple[int, ...] = ()
     levels: list[Mapping[str, int]] = []
+    wrapped, in_units = wrapped_units(inputs, terms)
     for term in terms:
-        if is_traced(term, gradients_traced=gradients_traced) or term.name == _WORKSPACE:
+        if is_traced(term, gradients_traced=gradients_traced) or term.name == _WORKSPACE or term.name in in_units:
             continue
         if own and term.name == "foreach_temporary" and _at_update_alone(term, inputs.timeline):
             update = sizes.of("gradients", term.largest)
@@ -50,6 +52,7 @@ def reservation_plan(
         else:
             resident += sizes.of(term.name, term.bytes_at) if own else (term.bytes_at,)
     return Plan(
+        wrapped=wrapped,
         resident=tuple(resident),
         workspaces=(device.cublas_workspace_bytes,) * 2,
         levels=tuple(levels),

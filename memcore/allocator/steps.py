@@ -11,6 +11,7 @@ from typing import Any
 
 from memcore.allocator.caching import Block, CachingAllocator
 from memcore.allocator.expandable import ExpandableAllocator
+from memcore.allocator.wrapping import wrap
 from memcore.trace.storages import Event
 
 # The first makes the optimizer's states, the second finds room beside them, the third what the second left.
@@ -26,8 +27,9 @@ Moments = Sequence[tuple[str, Sequence[Event]]]
 class Plan:
     """What a run asks of the allocator beside the traced storages, in bytes.
 
-    `resident`: tensors that are there before the first step. `workspaces`: what is taken at the first forward and at
-    the first backward, and kept. `levels`: for each of an engine's own terms what it has at each moment by name, 0
+    `wrapped`: FSDP1's units as they are started (:mod:`memcore.allocator.wrapping`), with what stays of each.
+    `resident`: other tensors that are there before the first step. `workspaces`: what is taken at the first forward and
+    at the first backward, and kept. `levels`: for each of an engine's own terms what it has at each moment by name, 0
     elsewhere. `states`: the optimizer's, in order; `update`: what each update makes, all at once where
     `update_together`, else one after the other. `gradients_traced`: whether gradients are the trace's (else they are
     among the levels). `micro_steps`: forwards and backwards of a step. `capacity`: what the device gives, None for no
@@ -44,6 +46,7 @@ class Plan:
     micro_steps: int = 1
     expandable: bool = False
     capacity: int | None = None
+    wrapped: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,7 @@ def reserve(plan: Plan, moments: Moments, steps: int = STEPS) -> Reservation:
     kind = ExpandableAllocator if plan.expandable else CachingAllocator
     plan = replace(plan, levels=tuple(_at_moments(level, [name for name, _events in moments]) for level in plan.levels))
     run = _Run(plan=plan, allocator=kind(plan.capacity))
+    wrap(run.allocator, plan.wrapped)
     run.take(plan.resident)
     for step in range(steps):
         run.step(moments, first=not step)

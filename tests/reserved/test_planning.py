@@ -141,7 +141,7 @@ class TestAPlan:
         plan, profile = budget.evidence.plan, budget.evidence.profile
         assert plan is not None
         assert profile is not None
-        always = sum(plan.resident) + sum(plan.states) + sum(plan.workspaces)
+        always = sum(plan.resident) + sum(plan.states) + sum(plan.workspaces) + sum(unit[0] for unit in plan.wrapped)
         for index, moment in enumerate(budget.timeline):
             placed = always + sum(level.get(moment.label, 0) for level in plan.levels)
             placed += sum(plan.update) if moment.phase is Phase.OPTIMIZER and moment.segment is None else 0
