@@ -10,13 +10,13 @@ by the slices of the units after it.
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
+from memcore.adapters import lora_tensors
 from memcore.allocator.caching import Block, CachingAllocator
 from memcore.engine_options import EngineName
 from memcore.engines.base import Inputs
-from memcore.models import Inventory, Tensor
+from memcore.inventory import Inventory, Tensor
 from memcore.packing import is_packed, packing_of
 from memcore.scenario import Lora
-from memcore.states import lora_tensors
 from memcore.terms import Category, Term
 from memcore.units import MIB
 

@@ -17,8 +17,9 @@ def known(monkeypatch: pytest.MonkeyPatch, found: Mapping[str, str]) -> None:
 
 
 def test_the_nearest_key_stands(monkeypatch: pytest.MonkeyPatch):
-    found = {"fsdp": "regime", "fsdp/reserved": "metric", "small": "family"}
+    found = {"fsdp": "regime", "fsdp/reserved": "metric", "small": "family", "run-0": "run"}
     known(monkeypatch, found)
+    assert reason_of(several(0.0)[0]) == "run"
     assert reason_of(scored()) == "family"
     assert reason_of(scored(family="another")) == "metric"
     assert reason_of(scored(family="another", metric="active")) == "regime"
