@@ -207,6 +207,7 @@ def real_peak(step: Step, held: bool) -> int:
     return allocator_peak(run, lambda: model.zero_grad(set_to_none=True))
 
 
+@pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
 @pytest.mark.parametrize(
     ("name", "held"), [(name, held) for name in CASES for held in (False, True) if not (held and "liger" in name)]
 )
@@ -215,6 +216,7 @@ def test_traced_peak_of_each_loss_is_the_real_one(name: str, held: bool):
     profile = traced(
         CONFIG, micro_batch=SIZE[0], seq_len=SIZE[1], dtype="bf16", logits_retained=held, **wanted
     )  # fmt: skip
-    # With its logits held, litgpt's real step takes 0.9% more; the cause is not found.
-    within = 0.01 if (name, held) == ("litgpt full", True) else 0.002
-    assert max(profile.with_gradients) == pytest.approx(real_peak(step, held), rel=within), name
+    # oneDNN's products take memory of their own for a moment, which counts where the head's backward is the peak.
+    with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        real = real_peak(step, held)
+    assert abs(max(profile.with_gradients) - real) <= 1024, name
