@@ -103,7 +103,11 @@ def _conventions(budget: Budget, unit: ByteUnit) -> None:
     )
     st.caption(_("—: no training loop with this engine keeps its states so, or none at this stage."))
     if budget.scenario.recipe.method is not Method.FULL:
-        st.caption(_("Dtypes and bytes are of the adapters; what is frozen is in this run's figure alone."))
+        text = _(
+            "Dtypes and bytes are of the adapters, but where the convention has no form at this stage; what is frozen "
+            "is in this run's figure alone."
+        )
+        st.caption(text)
 
 
 def _tools(budget: Budget, unit: ByteUnit) -> None:
