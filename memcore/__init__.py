@@ -4,3 +4,5 @@ Start at :func:`memcore.budget.predict`: a :class:`memcore.scenario.Scenario` go
 :class:`memcore.budget.Budget` comes out. Nothing here imports torch or transformers; what needs them
 runs in worker processes (:mod:`memcore.jobs`).
 """
+
+__version__ = "0.1.0"

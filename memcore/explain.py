@@ -3,21 +3,17 @@ current language."""
 
 from dataclasses import dataclass
 
-from memcore.accuracy.band import Band
 from memcore.alive import AliveTable
-from memcore.budget import Budget, Missing
+from memcore.budget import Missing
 from memcore.compare import PhasePair
-from memcore.configs import named_class
-from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.i18n import mark, ngettext
-from memcore.optimizers import OPTIMIZERS
-from memcore.scenario import Device, Method, Scenario
+from memcore.scenario import Method
 from memcore.states import State
 from memcore.symbols import legend
 from memcore.terms import Category, EvidenceKind, Moment, Phase, Term
 from memcore.trace.profile import ActivationProfile
-from memcore.units import ByteUnit, format_bytes, format_count, format_percent
+from memcore.units import ByteUnit, format_bytes, format_percent
 from memcore.zero import share, share_formula
 
 CATEGORY_LABELS = {
@@ -224,75 +220,3 @@ def alive_rows(table: AliveTable, unit: ByteUnit) -> list[tuple[str, str, str]]:
         others = ngettext("{count} other", "{count} others", table.num_others).format(count=table.num_others)
         rows.append((others, format_bytes(table.others_bytes, unit), "-"))
     return rows
-
-
-def assumptions(budget: Budget, unit: ByteUnit) -> str:
-    """One line with all that the figures rest on, so that a screenshot carries its own context."""
-    scenario = budget.scenario
-    parts = [
-        model_name(budget),
-        _(METHOD_LABELS[scenario.recipe.method]),
-        budget.states.precision.label,
-        _float8_name(scenario),
-        _optimizer_name(scenario),
-        _engine_name(scenario),
-        f"{scenario.hardware.gpus} × {budget.device.label}",
-        _("per-GPU figures in {unit}").format(unit=_UNIT_NAMES[unit]),
-        _band_name(budget.band),
-    ]
-    return " · ".join(part for part in parts if part)
-
-
-def _band_name(band: Band) -> str:
-    if band.earned:
-        return _("error band {band}% ({runs} published runs)").format(band=band.percent, runs=band.runs)
-    return _("error band {band}%, assumed").format(band=band.percent)
-
-
-_UNIT_NAMES = {ByteUnit.GB: "GB (1e9 bytes)", ByteUnit.GIB: "GiB (2^30 bytes)"}
-
-
-def model_name(budget: Budget) -> str:
-    """The model as people call it, with its parameter count."""
-    model, count = budget.scenario.model, format_count(budget.states.n_params)
-    if model.name is not None:
-        return f"{model.name} ({count})"
-    if model.config is not None:
-        return _("uploaded {kind} config ({count})").format(
-            kind=model.config.get("model_type") or named_class(model.config), count=count
-        )
-    return _("{count} parameters").format(count=count)
-
-
-def _float8_name(scenario: Scenario) -> str:
-    if scenario.recipe.fp8 is None:
-        return ""
-    gathered = scenario.fsdp2_config.enable_fsdp_float8_all_gather
-    return f"FP8 {scenario.recipe.fp8}" + (_(", gathered in float8") if gathered else "")
-
-
-def _optimizer_name(scenario: Scenario) -> str:
-    optimizer = scenario.recipe.optimizer
-    label = OPTIMIZERS[optimizer.name].label
-    return " ".join(
-        part
-        for part in (_("paged") if optimizer.paged else "", _("8-bit") if optimizer.bits == 8 else "", label)
-        if part
-    )
-
-
-def _engine_name(scenario: Scenario) -> str:
-    parallelism = scenario.parallelism
-    parts = [_("single GPU") if parallelism.engine is EngineName.SINGLE else ENGINE_OPTIONS[parallelism.engine].label]
-    if parallelism.zero_stage is not None:
-        parts.append(f"ZeRO-{parallelism.zero_stage}")
-    if parallelism.dp_replicate > 1 and parallelism.dp_shard > 1:
-        parts.append(f"HSDP {parallelism.dp_replicate} × {parallelism.dp_shard}")
-    staged = len(parts)
-    for device, what in (
-        (scenario.offload.optimizer, _("optimizer on")),
-        (scenario.offload.parameters, _("weights on")),
-    ):
-        if device is not Device.NONE:
-            parts.append(f"{what} {device.value}")
-    return ", ".join([" ".join(parts[:staged]), *parts[staged:]])

@@ -16,7 +16,7 @@ from memcore.ladder import Ladder
 from memcore.model_report import by_shapes
 from memcore.models import catalogue_model
 from memcore.notices import notices
-from memcore.scenario import scenario_data
+from memcore.scenario import exported_data
 from memcore.terms import Phase, Term
 from memcore.trace.profile import dump_profile
 from memcore.units import ByteUnit
@@ -30,7 +30,7 @@ def budget_report(budget: Budget) -> dict[str, Any]:
     formula explains `largest_bytes`, the most that it takes at any moment.
     """
     return {
-        "scenario": scenario_data(budget.scenario),
+        "scenario": exported_data(budget.scenario),
         "peak_bytes": budget.peak_bytes,
         "binding_phase": budget.binding_phase.value,
         "binding_moment": budget.timeline[budget.peak_index].label,

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from memcore.alive import alive_by_module
+from memcore.assumptions import assumptions
 from memcore.budget import Budget
 from memcore.columns import table, wrap
 from memcore.compare import beside_closed_form
@@ -15,7 +16,6 @@ from memcore.explain import (
     PHASE_LABELS,
     about_trace,
     alive_rows,
-    assumptions,
     difference,
     explain_term,
     moment_label,

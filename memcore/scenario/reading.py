@@ -7,6 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from memcore import __version__
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.loose_json import as_json
@@ -15,6 +16,8 @@ from memcore.scenario.whole import Scenario
 
 # Text of a scenario, config.json included, that is read at all.
 MAX_SCENARIO_CHARS = 400_000
+# What an exported scenario says of the program that wrote it; it is not read.
+_VERSION_KEY = "memcore"
 
 
 def parse_scenario(data: object) -> Scenario:
@@ -27,7 +30,7 @@ def parse_scenario(data: object) -> Scenario:
     if not isinstance(data, Mapping):
         raise UserError(_("A scenario is a JSON object with a model; this is {kind}.").format(kind=kind_of(data)))
     try:
-        return Scenario.model_validate(data)
+        return Scenario.model_validate({name: part for name, part in data.items() if name != _VERSION_KEY})
     except ValidationError as error:
         raise first_error(error) from None
     except RecursionError:
@@ -90,6 +93,12 @@ def scenario_data(scenario: Scenario) -> dict[str, Any]:
     data: dict[str, Any] = scenario.model_dump(mode="json", exclude_defaults=True)
     data["recipe"] = {"convention": scenario.recipe.convention.value, **data.get("recipe", {})}
     return data
+
+
+def exported_data(scenario: Scenario) -> dict[str, Any]:
+    """The scenario with all of its defaults and this program's version, for files: what a later version fills in
+    otherwise does not change it. :func:`parse_scenario` reads it back."""
+    return {_VERSION_KEY: __version__, **scenario.model_dump(mode="json")}
 
 
 def movable_data(scenario: Scenario) -> dict[str, Any]:

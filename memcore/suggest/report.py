@@ -6,7 +6,7 @@ from typing import Any
 from memcore.columns import table, wrap
 from memcore.i18n import gettext as _
 from memcore.notices import notices
-from memcore.scenario import scenario_data
+from memcore.scenario import exported_data
 from memcore.suggest.configs import file_of
 from memcore.suggest.search import GoalKind, Suggestion
 from memcore.suggest.words import outcome, reason, shown, traffic_rows
@@ -36,7 +36,7 @@ def suggestion_report(suggestion: Suggestion) -> dict[str, Any]:
             "verdict": suggestion.after.verdict.value,
             **asdict(suggestion.traffic_after),
         },
-        "scenario": scenario_data(suggestion.after.scenario),
+        "scenario": exported_data(suggestion.after.scenario),
         "file": None if file is None else {"name": file[0], "text": file[1]},
     }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import streamlit as st
 
 from memcore.alive import alive_by_module
+from memcore.assumptions import assumptions
 from memcore.budget import Budget, Verdict
 from memcore.compare import PhasePair, beside_closed_form
 from memcore.explain import (
@@ -17,7 +18,6 @@ from memcore.explain import (
     Explanation,
     about_trace,
     alive_rows,
-    assumptions,
     difference,
     moment_label,
     term_label,
@@ -25,7 +25,7 @@ from memcore.explain import (
 from memcore.i18n import gettext as _
 from memcore.notices import notices
 from memcore.report import budget_report
-from memcore.scenario import scenario_data
+from memcore.scenario import exported_data
 from memcore.ui.palette import VERDICT_ICONS
 from memcore.units import ByteUnit, format_bytes
 from memcore.verdict_words import headline, host_sentence, reasons
@@ -113,7 +113,7 @@ def downloads(budget: Budget, rows: Sequence[Mapping[str, object]], name: str) -
             f"memcore-{name}.json", "application/json", on_click="ignore", icon=":material/data_object:",
         )  # fmt: skip
         st.download_button(
-            _("Scenario (JSON)"), lambda: json.dumps(scenario_data(budget.scenario), indent=1),
+            _("Scenario (JSON)"), lambda: json.dumps(exported_data(budget.scenario), indent=1),
             "scenario.json", "application/json", on_click="ignore", icon=":material/tune:",
         )  # fmt: skip
 

@@ -15,10 +15,10 @@ from generated_scenarios import TINY_LLAMA, TINY_LLAMA_PARAMS, scenarios
 from hypothesis import given, settings
 from streamlit.testing.v1 import AppTest
 
+from memcore.assumptions import assumptions
 from memcore.budget import Budget, evidence_for, predict
 from memcore.compare import stage_rows
 from memcore.errors import UserError
-from memcore.explain import assumptions
 from memcore.i18n import use_language
 from memcore.jobs import LightLane
 from memcore.link import read_link, write_link
