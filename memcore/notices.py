@@ -6,6 +6,7 @@ from enum import StrEnum
 
 from memcore.budget import Budget
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
+from memcore.explain import ATTENTION_LABELS
 from memcore.i18n import gettext as _
 from memcore.recipes import CONVENTIONS
 from memcore.units import ByteUnit, format_bytes, format_count
@@ -17,6 +18,7 @@ class NoticeKind(StrEnum):
     CANNOT_RUN = "cannot_run"
     BEYOND_POSITIONS = "beyond_positions"
     CONVENTION = "convention"
+    SAVES_NOTHING = "saves_nothing"
     START = "start"
     NOT_TRACED = "not_traced"
     TRACE = "trace"
@@ -79,6 +81,16 @@ def _foreign_convention(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
     yield message.format(named=named.value, engine=shown, own=own.value, **labels)
 
 
+def _saves_nothing(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
+    """Scores are what checkpointing of the attention recomputes, and plain attention alone keeps them (arXiv
+    2205.05198, section 5; 2205.14135, section 3.1)."""
+    work = budget.scenario.workload
+    if work.checkpointing != "attention" or work.attention == "eager" or budget.inventory is None:
+        return
+    message = _("workload.checkpointing is attention, which saves nothing here: {kind} attention keeps no scores.")
+    yield message.format(kind=_(ATTENTION_LABELS[work.attention]))
+
+
 def _start(budget: Budget, unit: ByteUnit) -> Iterator[str]:
     if budget.start is None or budget.start.largest <= budget.peak_bytes:
         return
@@ -124,6 +136,7 @@ _SENTENCES: dict[NoticeKind, Callable[[Budget, ByteUnit], Iterator[str]]] = {
     NoticeKind.CANNOT_RUN: _cannot_run,
     NoticeKind.BEYOND_POSITIONS: _beyond_positions,
     NoticeKind.CONVENTION: _foreign_convention,
+    NoticeKind.SAVES_NOTHING: _saves_nothing,
     NoticeKind.START: _start,
     NoticeKind.NOT_TRACED: _not_traced,
     NoticeKind.TRACE: _of_the_trace,

@@ -156,3 +156,14 @@ class TestNotices:
         (notice,) = notices(budget, GB)
         assert notice.kind is NoticeKind.START
         assert sizes(notice.text)[0] >= 4 * 70.55
+
+    @pytest.mark.parametrize(("attention", "saves"), [("flash", False), ("memory_efficient", False), ("eager", True)])
+    def test_recomputing_scores_that_are_not_kept_saves_nothing(self, attention: str, saves: bool):
+        """FlashAttention keeps no scores (arXiv 2205.14135, section 3.1): with it, and without, the bytes are equal."""
+
+        def with_kind(kind: str) -> Budget:
+            return budget_of({**LLAMA, "workload": {"attention": attention, "checkpointing": kind}})
+
+        assert (with_kind("attention").peak_bytes < with_kind("none").peak_bytes) is saves
+        assert (NoticeKind.SAVES_NOTHING in kinds(with_kind("attention"))) is not saves
+        assert NoticeKind.SAVES_NOTHING not in kinds(with_kind("full"))
