@@ -15,7 +15,7 @@ from memcore.link import read_link, write_link
 from memcore.scenario import Scenario, parse_scenario, scenario_data
 from memcore.terms import EvidenceKind
 from memcore.ui.plan.model import DEFAULT_NAME
-from memcore.ui.plan.values import values_now
+from memcore.ui.plan.values import engine_in, values_now
 from memcore.ui.plan.whole import scenario_from, widget_values
 from memcore.units import ByteUnit
 
@@ -25,6 +25,8 @@ DEFAULT_SCENARIO: dict[str, Any] = {
     "parallelism": {"engine": "deepspeed", "zero_stage": 2},
 }
 _SCENARIO, _NOTICES = "scenario", "notices"
+# Each engine's own settings as they last were, for what no widget edits: another engine's scenario does not hold it.
+_SETTINGS = "engine_settings"
 # Home's views, and the one that is open.
 VIEW = "w_view"
 ANSWER, PUBLISHED, OWN = "answer", "published", "own"
@@ -66,7 +68,8 @@ def keep_alive() -> None:
 
 def adopt(scenario: Scenario) -> None:
     """Make a scenario the session's own and set every widget to it. For callbacks and the first run."""
-    st.session_state[_SCENARIO] = scenario
+    st.session_state[_SETTINGS] = {}
+    keep(scenario)
     st.session_state.update(widget_values(scenario))
 
 
@@ -79,6 +82,9 @@ def scenario() -> Scenario:
 def edited() -> Scenario:
     """The scenario as the widgets now have it. Raises UserError; then the last good one stays."""
     base = scenario_data(scenario())
+    engine = engine_in(values_now())
+    if engine is not scenario().parallelism.engine:
+        base["engine_config"] = st.session_state[_SETTINGS].get(engine, {})
     return parse_scenario(scenario_from(values_now(), base))
 
 
@@ -95,6 +101,7 @@ def show_answer() -> None:
 def keep(good: Scenario) -> None:
     """Remember a scenario that was checked and budgeted."""
     st.session_state[_SCENARIO] = good
+    st.session_state[_SETTINGS][good.parallelism.engine] = scenario_data(good).get("engine_config", {})
 
 
 def put_into_url() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from generated_scenarios import TINY_LLAMA, scenarios
 from hypothesis import given
+from streamlit.testing.v1 import AppTest
 
 from memcore.engine_options import EngineName
 from memcore.errors import UserError
@@ -169,3 +170,45 @@ def test_a_pasted_config_becomes_the_model():
     model = edited(DEFAULT_SCENARIO, w_source="config", w_config=json.dumps(TINY_LLAMA)).model
     assert model.config == TINY_LLAMA
     assert model.name is None
+
+
+def session() -> None:
+    """A session that is given a scenario, then widgets to change, and keeps what it has then."""
+    import streamlit as st
+
+    from memcore.ui import state
+
+    state.start()
+    if given := st.session_state.pop("given", None):
+        state.adopt(given)
+    st.session_state.update(st.session_state.pop("change", {}))
+    state.keep(state.edited())
+
+
+@pytest.mark.parametrize("other", ["single", "ddp", "fsdp1", "fsdp2"])
+def test_an_engine_that_is_chosen_again_has_the_settings_that_it_had(other: str):
+    """Those of a ds_config that was applied too, which no widget shows."""
+    zero = {"stage3_model_persistence_threshold": 12_345, "sub_group_size": 10**6, "zero_hpz_partition_size": 4}
+    data = {**DEFAULT_SCENARIO, "parallelism": {"zero_stage": 3}, "engine_config": {"zero_optimization": zero}}
+    given = parse_scenario(data)
+    at = AppTest.from_function(session, default_timeout=30)
+    at.session_state["given"] = given
+    at.run()
+    for engine in (other, "deepspeed"):
+        at.session_state["change"] = {"w_engine": engine}
+        at.run()
+        assert not at.exception
+        assert at.session_state["scenario"].parallelism.engine == engine
+    assert at.session_state["scenario"] == given
+
+
+def test_another_scenario_has_none_of_the_settings_of_the_one_before():
+    zero = {"stage3_model_persistence_threshold": 12_345}
+    data = {**DEFAULT_SCENARIO, "parallelism": {"zero_stage": 3}, "engine_config": {"zero_optimization": zero}}
+    at = AppTest.from_function(session, default_timeout=30)
+    for each in (data, {**DEFAULT_SCENARIO, "parallelism": {"engine": "fsdp2"}}):
+        at.session_state["given"] = parse_scenario(each)
+        at.run()
+    at.session_state["change"] = {"w_engine": "deepspeed"}
+    at.run()
+    assert at.session_state["scenario"].engine_config is None
