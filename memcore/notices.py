@@ -117,9 +117,10 @@ def _fragments(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
     reservation = budget.ladder.reservation
     if reservation is None or not reservation.overfull or budget.ladder.headroom < 0:
         return
-    yield _("What is free lies in pieces: in a model of PyTorch's allocator some tensor finds none large enough.")
+    text = _("What is free lies in pieces: replayed through PyTorch's allocator, some tensor finds none large enough.")
     if not budget.scenario.hardware.expandable_segments:
-        yield _("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets such pieces grow.")
+        text += " " + _("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True lets pieces grow.")
+    yield text
 
 
 def _quantised(budget: Budget, _unit: ByteUnit) -> Iterator[str]:
