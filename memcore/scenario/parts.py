@@ -25,6 +25,7 @@ from memcore.scenario.fields import (
 )
 from memcore.scenario.float8 import float8_recipe
 from memcore.scenario.losses import DEFAULT_CHUNKS, Loss, Upcast, check_loss, usual_upcast
+from memcore.scenario.synonyms import hint
 from memcore.units import MAX_PARAMS
 
 _SAVED = "attention|mm|mm_alternate|bmm|grouped_mm"
@@ -269,7 +270,9 @@ class Workload(Part):
                 "{field} is {value!r}; allowed are none, full, attention, segments(k), every_nth(n) and first(n) with "
                 "a whole number above 0, and save(...) with some of attention, mm, mm_alternate, bmm and grouped_mm."
             )
-            raise refuse("workload.checkpointing", message, value=self.checkpointing[:40])
+            kinds = ("none", "full", "attention", "segments(k)", "every_nth(n)", "first(n)", "save(mm)")
+            found = hint("workload.checkpointing", self.checkpointing, kinds)
+            raise refuse("workload.checkpointing", message + found, value=self.checkpointing[:40])
         if {"mm", "mm_alternate"} <= set(self.checkpointing.rstrip(")").partition("(")[2].split(",")):
             message = _("{field} is {value}, of which mm saves every matrix product: leave mm or mm_alternate out.")
             raise refuse("workload.checkpointing", message, value=self.checkpointing)

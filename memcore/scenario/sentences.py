@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.scenario.synonyms import hint
 
 
 def kind_of(value: object) -> str:
@@ -34,7 +35,9 @@ def first_error(error: ValidationError, prefix: str = "") -> UserError:
         message = _("{field} is missing.")
     else:
         message = _("{field} is {value}; allowed is {allowed}.")
-    return UserError(message.format(field=field, value=shown, allowed=_allowed(first)), field)
+    allowed = _allowed(first)
+    near = hint(field, value, re.findall(r"\w+", allowed)) if "expected" in first.get("ctx", {}) else ""
+    return UserError(message.format(field=field, value=shown, allowed=allowed) + near, field)
 
 
 def _allowed(error: Any) -> str:
