@@ -13,6 +13,7 @@ from typing import Any
 from memcore.accuracy.band import Band, band_for
 from memcore.activations import activation_terms, has_form, held_over
 from memcore.allocator import Plan, Reservation, dump_plan, load_reservation, reservation_plan
+from memcore.engine_options import EngineName
 from memcore.engines import ENGINE_TERMS, Inputs, start_peak
 from memcore.errors import UserError
 from memcore.experts import separated
@@ -150,7 +151,7 @@ def predict(scenario: Scenario, evidence: Evidence = FORMULAS) -> Budget:
     layers = _layers(scenario, states, inventory, timeline, evidence.profile)
     band = _band(scenario, evidence.profile, layers)
     kept = held_over(scenario, states, inventory, timeline)
-    found = (*_engine_terms(inputs, evidence.profile), *layers, *kept, *_workspace(device))
+    found = (*_engine_terms(inputs, evidence.profile), *layers, *kept, *_workspace(scenario, device))
     terms = tuple(term for term in found if term.largest)
     totals = tuple(sum(term.at(index) for term in terms) for index in range(len(timeline)))
     reservation = _reservation(inputs, terms, device, evidence)
@@ -258,8 +259,10 @@ def _bare_count(model: Model) -> int:
     return count
 
 
-def _workspace(device: Accelerator) -> list[Term]:
+def _workspace(scenario: Scenario, device: Accelerator) -> list[Term]:
     """A workspace for each of the two threads that multiply matrices: the training loop's, and autograd's."""
+    if scenario.parallelism.engine is EngineName.LLM_C:
+        return []  # its own is among its terms
     num_bytes = device.cublas_workspace_bytes
     return [
         Term(

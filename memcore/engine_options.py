@@ -17,6 +17,7 @@ class EngineName(StrEnum):
     FSDP1 = "fsdp1"
     FSDP2 = "fsdp2"
     DEEPSPEED = "deepspeed"
+    LLM_C = "llm_c"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +78,14 @@ ENGINE_OPTIONS = {
         offloads=True,
         # DeepSpeed's own default is its FusedAdam (deepspeed 0.19.8, runtime/engine.py,
         # _configure_basic_optimizer), which makes no temporaries.
+        default_implementation="fused",
+    ),
+    EngineName.LLM_C: EngineOptions(
+        label="llm.c",
+        # With -w 1, its default, and where it was compiled for FP32 (f1e2ace6, train_gpt2.cu and Makefile, PRECISION).
+        conventions=(ConventionName.ZERO_PAPER, ConventionName.FP32),
+        stages=(0, 1),
+        shards=True,
         default_implementation="fused",
     ),
 }

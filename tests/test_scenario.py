@@ -195,9 +195,9 @@ REFUSALS = [
     (
         {"parallelism": {"engine": "horovod"}},
         "parallelism.engine",
-        "allowed is single, ddp, fsdp1, fsdp2 or deepspeed.",
+        "allowed is single, ddp, fsdp1, fsdp2, deepspeed or llm_c.",
     ),
-    ({"parallelism": {"engine": ["ddp"]}}, "parallelism.engine", "allowed is single, ddp, fsdp1, fsdp2 or deepspeed."),
+    ({"parallelism": {"engine": ["ddp"]}}, "parallelism.engine", "allowed is single, ddp, fsdp1, fsdp2"),
     (
         {**EIGHT, "parallelism": {"engine": "single"}},
         "parallelism.engine",

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from memcore.activations.held import is_used
 from memcore.activations.layer import LayerForm, Traits, layer_form, norm_bytes
+from memcore.activations.llm_c import llm_c_terms
 from memcore.activations.loss import held_width, loss_bytes, product_formula
 from memcore.activations.recompute import Checkpointing, checkpointing
 from memcore.engine_options import EngineName
@@ -50,7 +51,7 @@ def model_activations(scenario: Scenario, states: ModelStates, inventory: Invent
     """The closed form for a scenario; None without shapes, where a layer is not of a known make, and for an
     architecture whose closed form has not been held against its trace."""
     work = scenario.workload
-    if inventory is None or not has_form(inventory, scenario):
+    if inventory is None or not has_form(inventory, scenario) or scenario.parallelism.engine is EngineName.LLM_C:
         return None
     forms = layer_forms(scenario, states, inventory)
     if forms is None:
@@ -71,6 +72,8 @@ def has_form(inventory: Inventory, scenario: Scenario) -> bool:
     transformers'; of adapters it knows those in FP32 on the modules of a dense model that computes in 16 bit, without
     dropout.
     """
+    if scenario.parallelism.engine is EngineName.LLM_C:
+        return True
     recipe, work = scenario.recipe, scenario.workload
     convention = precision_of(recipe).convention
     sixteen_bit = convention.compute_dtype.size < DType.FP32.size
@@ -127,6 +130,8 @@ def activation_terms(
     scenario: Scenario, states: ModelStates, inventory: Inventory | None, timeline: Timeline
 ) -> list[Term]:
     """Terms for what layers keep, recompute and need for a moment, and for the loss. Empty without a form."""
+    if scenario.parallelism.engine is EngineName.LLM_C:
+        return [] if inventory is None else llm_c_terms(scenario, inventory)
     activations = model_activations(scenario, states, inventory)
     if activations is None or inventory is None:
         return []

@@ -7,7 +7,7 @@ which buffers exist beside them. The paper's theory, without any of that, is :mo
 from collections.abc import Callable, Mapping
 
 from memcore.engine_options import EngineName
-from memcore.engines import ddp, deepspeed, fsdp1, fsdp2, single
+from memcore.engines import ddp, deepspeed, fsdp1, fsdp2, llm_c, single
 from memcore.engines.base import Inputs
 from memcore.engines.starting import start_peak
 from memcore.terms import Term
@@ -18,6 +18,7 @@ ENGINE_TERMS: Mapping[EngineName, Callable[[Inputs], list[Term]]] = {
     EngineName.FSDP1: fsdp1.terms,
     EngineName.FSDP2: fsdp2.terms,
     EngineName.DEEPSPEED: deepspeed.terms,
+    EngineName.LLM_C: llm_c.terms,
 }
 
 __all__ = ["ENGINE_TERMS", "Inputs", "start_peak"]

@@ -4,7 +4,7 @@ What is invalid, what does nothing for the chosen engine, and what is not predic
 sentence. :func:`parse_scenario` turns whatever is wrong with outside data into a UserError.
 """
 
-from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
+from memcore.scenario.engine_configs import DdpConfig, DeepSpeedConfig, Fsdp1Config, Fsdp2Config, LlmcConfig, ZeroConfig
 from memcore.scenario.fields import MAX_GPUS, MAX_TOKENS
 from memcore.scenario.float8 import FP8_CAPABILITY, FP8_MULTIPLE, FP8_RECIPES
 from memcore.scenario.losses import DEFAULT_CHUNKS, IN_CHUNKS, OWN_KERNELS, Loss, Upcast, usual_upcast
@@ -48,6 +48,7 @@ __all__ = [
     "Fsdp1Config",
     "Fsdp2Config",
     "Hardware",
+    "LlmcConfig",
     "Lora",
     "Loss",
     "Method",

@@ -10,6 +10,7 @@ from memcore.scenario.engine_configs import ENGINE_CONFIGS
 from memcore.scenario.fields import refuse
 from memcore.scenario.fsdp1_checks import check_fsdp1
 from memcore.scenario.kernel_checks import check_compile, check_fp8, check_fused_kernels
+from memcore.scenario.llm_c_checks import check_llm_c
 from memcore.scenario.parts import Device, Method, Quantization
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ def check(scenario: "Scenario") -> None:
     check_fused_kernels(scenario)
     check_compile(scenario)
     check_fp8(scenario)
+    check_llm_c(scenario)
 
 
 def _check_model(scenario: "Scenario") -> None:

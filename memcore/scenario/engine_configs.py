@@ -84,16 +84,25 @@ class Fsdp2Config(Part):
         return self.reshard_after_forward and unit not in (self.reshard_exception or "").split("+")
 
 
+class LlmcConfig(Part):
+    """llm.c's options: `recompute` (-r): nothing, GELU, or GELU and norms are run again in the backward. `layout`: the
+    program of May 2025, or as it was a year before."""
+
+    recompute: Literal[0, 1, 2] = 1
+    layout: Literal["2025-05", "2024-05"] = "2025-05"
+
+
 class DdpConfig(Part):
     """DistributedDataParallel's arguments that decide memory."""
 
     gradient_as_bucket_view: bool = False
 
 
-EngineConfig = DeepSpeedConfig | Fsdp1Config | Fsdp2Config | DdpConfig
+EngineConfig = DeepSpeedConfig | Fsdp1Config | Fsdp2Config | DdpConfig | LlmcConfig
 ENGINE_CONFIGS: Mapping[EngineName, type[EngineConfig]] = {
     EngineName.DEEPSPEED: DeepSpeedConfig,
     EngineName.FSDP1: Fsdp1Config,
     EngineName.FSDP2: Fsdp2Config,
     EngineName.DDP: DdpConfig,
+    EngineName.LLM_C: LlmcConfig,
 }

@@ -8,7 +8,14 @@ from pydantic import Field, model_validator
 from memcore.engine_options import ENGINE_OPTIONS, own_convention
 from memcore.recipes import ConventionName
 from memcore.scenario.checks import check
-from memcore.scenario.engine_configs import DeepSpeedConfig, EngineConfig, Fsdp1Config, Fsdp2Config, ZeroConfig
+from memcore.scenario.engine_configs import (
+    DeepSpeedConfig,
+    EngineConfig,
+    Fsdp1Config,
+    Fsdp2Config,
+    LlmcConfig,
+    ZeroConfig,
+)
 from memcore.scenario.fields import Part
 from memcore.scenario.filling import engine_config_of, filled_parallelism, filled_recipe
 from memcore.scenario.parts import Hardware, Method, Model, Offload, Parallelism, Recipe, Workload
@@ -70,6 +77,11 @@ class Scenario(Part):
         """DeepSpeed's settings, its defaults where none were given."""
         config = self.engine_config
         return config.zero_optimization if isinstance(config, DeepSpeedConfig) else ZeroConfig()
+
+    @property
+    def llm_c_config(self) -> LlmcConfig:
+        """llm.c's options, its defaults where none were given."""
+        return self.engine_config if isinstance(self.engine_config, LlmcConfig) else LlmcConfig()
 
     @property
     def fsdp1_config(self) -> Fsdp1Config:

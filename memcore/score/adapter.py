@@ -18,6 +18,7 @@ from memcore.score.gaps import (
     gaps_of,
     is_float8,
 )
+from memcore.score.llm_c import is_llm_c, llm_c_data
 from memcore.score.losses import loss_fields
 from memcore.score.record import Run, RunSoftware
 
@@ -28,6 +29,8 @@ _INPUTS_LET_GO = "2024-07"
 def scenario_of(run: Run) -> Scenario:
     """The run as a scenario. Raises UserError where a scenario refuses it; a run with gaps has none."""
     assert not gaps_of(run), "what cannot be expressed is not to be left out"
+    if is_llm_c(run):
+        return parse_scenario(llm_c_data(run))
     return parse_scenario(
         {
             "model": {"config": dict(run.model.config), "experts": _experts(run), "code": _code(run)},

@@ -12,6 +12,7 @@ from typing import Any
 from memcore.engine_options import ENGINE_OPTIONS, EngineName
 from memcore.i18n import gettext as _
 from memcore.scenario import FP8_RECIPES, Quantization
+from memcore.score.llm_c import is_llm_c, llm_c_unknown
 from memcore.score.losses import loss_gaps
 from memcore.score.record import Run, RunRecipe
 
@@ -119,6 +120,8 @@ def beyond_scope(run: Run) -> tuple[str, ...]:
 
 def gaps_of(run: Run) -> tuple[Gap, ...]:
     """Everything that a scenario cannot express of a run within the scope, in the record's order of fields."""
+    if is_llm_c(run):
+        return tuple(Gap(field=field, what=f"{field} = {str(said)[:_MAX_CHARS]}") for field, said in llm_c_unknown(run))
     return (*_model(run), *_parallelism(run), *_dtypes(run), *_training(run), *_adapters(run), *_workload(run))
 
 

@@ -168,6 +168,8 @@ def trace_request(scenario: Scenario) -> dict[str, Any] | str:
     config = _config(scenario)
     if config is None:
         return _("A parameter count has no model to trace.")
+    if scenario.parallelism.engine is EngineName.LLM_C:
+        return _("llm.c is no PyTorch program: its own code says what it takes.")
     work, convention = scenario.workload, precision_of(scenario.recipe).convention
     around_adapters = scenario.recipe.lora is not None and scenario.recipe.lora.autocast
     request = Request(

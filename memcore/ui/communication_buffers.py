@@ -16,7 +16,7 @@ from memcore.buffers import (
     with_zero,
 )
 from memcore.ds_config import EFFECT_LABELS, Effect, KeyReading, Reading, read_ds_config
-from memcore.engine_options import ENGINE_OPTIONS
+from memcore.engine_options import EngineName
 from memcore.errors import UserError
 from memcore.explain import explain_term, term_label
 from memcore.i18n import gettext as _
@@ -34,7 +34,7 @@ SLIDER_STEPS = (0, 10**6, 10**7, 5 * 10**7, 10**8, 5 * 10**8, 10**9, 5 * 10**9)
 
 def render(budget: Budget, unit: ByteUnit) -> None:
     """The page's body."""
-    engine = ENGINE_OPTIONS[budget.scenario.parallelism.engine]
+    of_deepspeed = budget.scenario.parallelism.engine is EngineName.DEEPSPEED
     opening(_("Communication buffers"), budget, unit)
     rows = above_floor(budget)
     beside = max(sum(share for _term, share in row.terms) for row in rows)
@@ -65,12 +65,12 @@ def render(budget: Budget, unit: ByteUnit) -> None:
     _one_step(budget, unit)
     verifying.render(budget, unit)
     settings_for_goal(budget, unit)
-    if engine.stages:
+    if of_deepspeed:
         _ds_config(budget, unit)
         if budget.scenario.parallelism.stage == 3 and budget.inventory is not None:
             _what_if(budget, unit)
     _two_or_three(budget, unit)
-    if engine.stages:
+    if of_deepspeed:
         _estimator(budget, unit)
     _bandwidth(budget, unit)
     downloads(budget, budget_rows(budget), "buffers")

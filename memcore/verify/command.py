@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     scenario = _('a scenario as JSON, made small enough for this machine; "-" reads standard input')
     parser.add_argument("scenario", nargs="?", metavar="SCENARIO.json", help=scenario)
     parser.add_argument("--model", metavar="NAME", help=_("a model of the catalogue, made small; else a small Llama"))
-    engines = [engine.value for engine in EngineName]
+    engines = [engine.value for engine in EngineName if engine is not EngineName.LLM_C]  # no PyTorch program
     parser.add_argument("--engine", choices=engines, help=_("the engine that runs"))
     parser.add_argument("--stage", type=int, choices=(0, 1, 2, 3), help=_("DeepSpeed's ZeRO stage"))
     parser.add_argument("--ranks", type=int, help=_("processes in all, from 1 to {most}").format(most=MAX_LOCAL_RANKS))

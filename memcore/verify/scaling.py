@@ -100,6 +100,8 @@ def check_runnable(scenario: Scenario, ranks: int, device: str) -> None:
     if not 1 <= ranks <= MAX_LOCAL_RANKS:
         sentence = _("{ranks} ranks cannot be run; from 1 to {most} can.")
         raise UserError(sentence.format(ranks=ranks, most=MAX_LOCAL_RANKS))
+    if scenario.parallelism.engine is EngineName.LLM_C:
+        raise UserError(_("llm.c is not run for proof."), "parallelism.engine")
     if scenario.recipe.method is not Method.FULL:
         raise UserError(_("Adapters are not run for proof yet; full training is."), "recipe.method")
     optimizer = scenario.recipe.optimizer

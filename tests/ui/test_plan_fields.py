@@ -136,6 +136,12 @@ ZERO: dict[str, tuple[Any, int]] = {
 }
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 2, "n_head": 12, "vocab_size": 50_304}
+LLM_C: dict[str, Any] = {
+    "model": {"config": GPT2}, "parallelism": {"engine": "llm_c"}, "workload": {"loss": "fused_ce"},
+}  # fmt: skip
+
+
 def of_engine(engine: str, config: dict[str, Any], **rest: Any) -> dict[str, Any]:
     return {"hardware": MANY, "parallelism": {"engine": engine}, "engine_config": config, **rest}
 
@@ -144,6 +150,8 @@ EXAMPLES |= {
     "ddp.gradient_as_bucket_view": of_engine("ddp", {"gradient_as_bucket_view": True}),
     **{f"fsdp1.{name}": of_engine("fsdp1", {name: value}, **rest) for name, (value, rest) in FSDP1.items()},
     **{f"fsdp2.{name}": of_engine("fsdp2", {name: value}) for name, value in FSDP2.items()},
+    "llm_c.recompute": {**LLM_C, "engine_config": {"recompute": 2}},
+    "llm_c.layout": {**LLM_C, "engine_config": {"layout": "2024-05"}},
     "fsdp2.enable_fsdp_float8_all_gather": of_engine(
         "fsdp2", {"enable_fsdp_float8_all_gather": True}, recipe={"fp8": "tensorwise"}
     ),

@@ -11,6 +11,7 @@ from memcore.scenario import DdpConfig, Scenario
 from memcore.ui.plan.deepspeed import ZERO_FIELDS, deepspeed_config, deepspeed_values, draw_deepspeed
 from memcore.ui.plan.field import more
 from memcore.ui.plan.fsdp import FSDP1_FIELDS, draw_fsdp, fsdp_config, fsdp_values
+from memcore.ui.plan.llm_c import LLM_C_FIELDS
 from memcore.ui.plan.values import Values, engine_in, values_now
 
 # Engines of which groups of ranks that hold the same can be chosen.
@@ -34,8 +35,8 @@ def chosen_parallelism(values: Values) -> dict[str, Any]:
     """The scenario's parallelism."""
     engine = engine_in(values)
     chosen: dict[str, Any] = {"engine": engine.value}
-    if ENGINE_OPTIONS[engine].stages:
-        chosen["zero_stage"] = values["w_stage"]
+    if stages := ENGINE_OPTIONS[engine].stages:
+        chosen["zero_stage"] = min(values["w_stage"], max(stages))
     if engine in _REPLICAS:
         chosen["dp_replicate"] = values["w_replicate"]
     return chosen
@@ -48,7 +49,7 @@ def chosen_engine_config(values: Values, base: Mapping[str, Any]) -> dict[str, A
         return fsdp_config(values, engine)
     if engine is EngineName.DDP and values["w_bucket_view"]:
         return {"gradient_as_bucket_view": True}
-    return deepspeed_config(values, base) if ENGINE_OPTIONS[engine].stages else {}
+    return deepspeed_config(values, base) if engine is EngineName.DEEPSPEED else {}
 
 
 def draw_engine() -> None:
@@ -58,7 +59,10 @@ def draw_engine() -> None:
     st.selectbox(_("Engine"), list(engines), key="w_engine", format_func=engines.__getitem__)
     engine = engine_in(values_now())
     if stages := ENGINE_OPTIONS[engine].stages:
+        if st.session_state["w_stage"] not in stages:
+            st.session_state["w_stage"] = max(stages)
         st.segmented_control(_("ZeRO stage"), list(stages), key="w_stage", required=True)
+    if engine is EngineName.DEEPSPEED:
         draw_deepspeed(st.session_state["w_stage"])
     if engine is EngineName.DDP:
         st.toggle("gradient_as_bucket_view", key="w_bucket_view")
@@ -67,4 +71,4 @@ def draw_engine() -> None:
     more("parallelism", ENGINE_FIELDS)
 
 
-ENGINE_FIELDS = (*ZERO_FIELDS, *FSDP1_FIELDS)
+ENGINE_FIELDS = (*ZERO_FIELDS, *FSDP1_FIELDS, *LLM_C_FIELDS)

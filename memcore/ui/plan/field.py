@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from memcore.i18n import gettext as _
-from memcore.scenario import Fsdp1Config, Fsdp2Config, Hardware, Lora, Model, Recipe, Workload, ZeroConfig
+from memcore.scenario import Fsdp1Config, Fsdp2Config, Hardware, LlmcConfig, Lora, Model, Recipe, Workload, ZeroConfig
 from memcore.scenario.fields import Part
 from memcore.ui.plan.number import number
 from memcore.ui.plan.values import USUAL, Values, values_now
@@ -21,6 +21,7 @@ _PLACES: Mapping[type[Part], tuple[str, ...]] = {
     ZeroConfig: ("engine_config", "zero_optimization"),
     Fsdp1Config: ("engine_config",),
     Fsdp2Config: ("engine_config",),
+    LlmcConfig: ("engine_config",),
     Recipe: ("recipe",),
     Lora: ("recipe", "lora"),
     Workload: ("workload",),
