@@ -53,10 +53,8 @@ def of_torch() -> Iterator[tuple[str, Options]]:
     segments = {"checkpointing": "segments(2)"}
     yield "single, segments", {"parallelism": {"engine": "single"}, "ranks": 1, "workload": segments}
     for optimizer in OPTIMIZERS:
-        yield (
-            f"single {optimizer}",
-            {"parallelism": {"engine": "single"}, "ranks": 1, "recipe": {"optimizer": optimizer}},
-        )
+        recipe = {"convention": "zero_paper", "optimizer": optimizer}
+        yield f"single {optimizer}", {"parallelism": {"engine": "single"}, "ranks": 1, "recipe": recipe}
 
 
 def of_fsdp() -> Iterator[tuple[str, Options]]:
