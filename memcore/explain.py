@@ -68,6 +68,7 @@ TERM_LABELS = {
     "factored_variance": mark("Factored variance"),
     "foreach_temporary": mark("Temporary of the foreach step"),
     "for_loop_temporary": mark("Temporaries of the for-loop step"),
+    "update_temporary": mark("Temporaries of the update"),
     "step_gradient_copies": mark("Gradient copies for the step"),
     "slice_padding": mark("Padding of the slices"),
     "reduce_bucket": mark("Reduce bucket"),

@@ -44,7 +44,8 @@ class OptimizerRule:
 
     `moments(tensors, elements, flat)`: `tensors` are the trained parameters (empty where only their
     number `elements` is known); `flat` says that the engine hands the optimizer one flat slice
-    instead of whole tensors. `needs_shapes`: a number of parameters is not enough to count them.
+    instead of whole tensors. `default_implementation`: torch's own choice, None where it is foreach on a GPU.
+    `needs_shapes`: a number of parameters is not enough to count them.
     """
 
     label: str
@@ -52,6 +53,8 @@ class OptimizerRule:
     source: str
     has_8bit: bool = False
     in_torch: bool = True
+    default_implementation: str | None = None
+    has_fused: bool = True
     needs_shapes: bool = False
     needs_whole_tensors: bool = False
 
@@ -84,8 +87,13 @@ def _factors(shape: tuple[int, ...]) -> int:
 def _muon(tensors: Tensors, elements: int, _flat: bool) -> list[Moment]:
     """One momentum for hidden matrices; embeddings, head, vectors and experts stacked in three dimensions,
     which torch's Muon refuses, keep AdamW's two."""
-    hidden = sum(t.numel for t in tensors if len(t.shape) == 2 and t.role not in (Role.EMBEDDING, Role.HEAD))
+    hidden = sum(tensor.numel for tensor in tensors if is_hidden_matrix(tensor))
     return [Moment(name="momentum", elements=elements), Moment(name="variance", elements=elements - hidden)]
+
+
+def is_hidden_matrix(tensor: Tensor) -> bool:
+    """Whether Muon steps on it, and not AdamW."""
+    return len(tensor.shape) == 2 and tensor.role not in (Role.EMBEDDING, Role.HEAD)
 
 
 OPTIMIZERS = {
@@ -107,6 +115,8 @@ OPTIMIZERS = {
         source="arXiv 1804.04235, section 3; torch 2.13, optim/_adafactor.py, Adafactor._init_group: row_var, col_var",
         needs_shapes=True,
         needs_whole_tensors=True,
+        default_implementation="for_loop",
+        has_fused=False,
     ),
     OptimizerName.LION: OptimizerRule(
         label="Lion",

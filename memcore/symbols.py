@@ -50,6 +50,7 @@ MEANINGS = {
     "n_t": mark("rows of tensor t"),
     "m_t": mark("values of a row"),
     "v_t": mark("this rank's values of tensor t"),
+    "k_t": mark("the shorter side of matrix t"),
     "A_chunk": mark("bytes of a chunk's logits and gradients"),
     "A_saved": mark("bytes saved for the backward"),
     "A_again": mark("bytes made again in the backward"),

@@ -80,7 +80,8 @@ def _optimizer(draw: st.DrawFn, names: list[OptimizerName], may_be_8bit: bool) -
     if name is OptimizerName.SGD:
         optimizer["momentum"] = draw(st.booleans())
     if rule.in_torch and optimizer.get("bits") != 8 and not optimizer.get("paged"):
-        optimizer["implementation"] = draw(st.sampled_from([None, "foreach", "fused", "for_loop"]))
+        kinds = [None, "foreach", *(["fused"] if rule.has_fused else []), "for_loop"]
+        optimizer["implementation"] = draw(st.sampled_from(kinds))
     return optimizer
 
 

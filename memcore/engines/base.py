@@ -1,8 +1,7 @@
 """What every engine is given, and the terms that several of them share."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 from memcore.engine_options import ENGINE_OPTIONS
 from memcore.inventory import Block, Inventory, Role
@@ -41,12 +40,14 @@ class Inputs:
 
     @property
     def implementation(self) -> str:
-        """The optimizer's implementation: the one asked for, or the engine's default; "other" where the
+        """The optimizer's implementation: the one asked for, its own or the engine's default; "other" where the
         optimizer is not one of torch's."""
         optimizer = self.scenario.recipe.optimizer
         if optimizer.bits == 8 or optimizer.paged or not OPTIMIZERS[optimizer.name].in_torch:
             return "other"
-        return optimizer.implementation or ENGINE_OPTIONS[self.scenario.parallelism.engine].default_implementation
+        usual = OPTIMIZERS[optimizer.name].default_implementation
+        engine = ENGINE_OPTIONS[self.scenario.parallelism.engine]
+        return optimizer.implementation or usual or engine.default_implementation
 
 
 def resident(inputs: Inputs, state: State, bytes_per_rank: int | None = None) -> Term:
@@ -177,38 +178,6 @@ def largest_tensors(inputs: Inputs) -> dict[object, int]:
     for block, segment in backward_places(inventory):
         largest[segment] = max(largest.get(segment, 0), *(tensor.numel for tensor in block.tensors))
     return largest
-
-
-def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequence[int]) -> list[Term]:
-    """What torch's Adam and AdamW make for a moment, in the states' dtype, by implementation.
-
-    foreach: the square root of all variances at once. for_loop: two of a tensor's variance (the root, and the
-    quotient), beside the quotient of the tensor before it, which its name still holds. fused: nothing. `values`
-    trained values per rank, `in_a_row` those of each tensor in order. Measured with torch 2.13: 4.0 and 0 bytes per
-    FP32 value; for_loop 8.0 per value of one tensor, 12.0 where two of a size follow one another.
-    """
-    if inputs.scenario.recipe.optimizer.name not in ("adam", "adamw"):
-        return []
-    size, name, function, symbols = {
-        "foreach": (values, "foreach_temporary", "_multi_tensor_adam: torch._foreach_sqrt", "S"),
-        "for_loop": (
-            max(2 * each + before for before, each in pairwise((0, *in_a_row))),
-            "for_loop_temporary",
-            "_single_tensor_adam: exp_avg_sq.sqrt() / bias_correction2_sqrt",
-            r"\max(2 v_t + v_{t-1})",
-        ),
-    }.get(inputs.implementation, (0, "", "", ""))
-    if not size:
-        return []
-    return [
-        Term(
-            name=name,
-            category=Category.OPTIMIZER,
-            bytes_at=during(inputs.timeline, lambda m: size * state_bytes if is_update(m) else 0),
-            formula=Formula(symbols=rf"{state_bytes}\,{symbols}", numbers=product(state_bytes, size)),
-            source=f"torch 2.13, optim/adam.py, {function}",
-        )
-    ]
 
 
 def slices_in_a_row(inputs: Inputs, ranks: int = 1) -> tuple[int, ...]:

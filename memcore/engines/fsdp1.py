@@ -8,9 +8,10 @@ optimizer's states are on the host, where it steps.
 
 from dataclasses import replace
 
-from memcore.engines.base import Inputs, growing_gradients, resident, slices_in_a_row, step_temporary
+from memcore.engines.base import Inputs, growing_gradients, resident, slices_in_a_row
 from memcore.engines.fsdp1_moving import flat_units, moving
 from memcore.engines.fsdp2_units import Units, trained_tensors
+from memcore.engines.step_temporaries import step_temporary
 from memcore.states import State
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
 from memcore.units import ceil_div

@@ -7,9 +7,10 @@ it steps. Groups of ranks that hold the same (HSDP) divide by the ranks of one g
 
 from dataclasses import replace
 
-from memcore.engines.base import Inputs, growing_gradients, resident, step_temporary
+from memcore.engines.base import Inputs, growing_gradients, resident
 from memcore.engines.fsdp2_moving import moving
 from memcore.engines.fsdp2_units import Units, shard_values, trained_tensors, units_of
+from memcore.engines.step_temporaries import step_temporary
 from memcore.packing import is_packed, packing_of
 from memcore.states import State
 from memcore.terms import Category, Formula, Phase, Term

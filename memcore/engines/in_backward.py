@@ -4,11 +4,10 @@ Source: torchtune 0.4, training/memory.py, register_optim_in_bwd_hooks.
 """
 
 from memcore.engines.base import Inputs, largest_tensors
+from memcore.engines.step_temporaries import MADE_FOR_ONE
 from memcore.inventory import Role
+from memcore.optimizers import OptimizerName
 from memcore.terms import Category, Formula, Moment, Phase, Term, during, product
-
-# Tensors like one's state that torch's Adam and AdamW make in the step on it (see step_temporary).
-_MADE = {"foreach": 1, "for_loop": 2}
 
 
 def stepped_gradients(inputs: Inputs, width: int) -> list[Term]:
@@ -35,20 +34,22 @@ def stepped_gradients(inputs: Inputs, width: int) -> list[Term]:
 
 def steps_on_one(inputs: Inputs, state_bytes: int) -> list[Term]:
     """What the step on one parameter makes for a moment, in `state_bytes` bytes a value."""
-    largest, each = largest_tensors(inputs), state_bytes * _MADE.get(inputs.implementation, 0)
-    if not each or inputs.scenario.recipe.optimizer.name not in ("adam", "adamw"):
+    name = inputs.scenario.recipe.optimizer.name
+    largest, each = largest_tensors(inputs), state_bytes * MADE_FOR_ONE.get((name, inputs.implementation), 0)
+    if not each:
         return []
+    adafactor = name is OptimizerName.ADAFACTOR
 
     def at(moment: Moment) -> int:
         return each * largest.get(moment.segment, 0) if moment.phase is Phase.BACKWARD else 0
 
     return [
         Term(
-            name=f"{inputs.implementation}_temporary",
+            name="update_temporary" if adafactor else f"{inputs.implementation}_temporary",
             category=Category.OPTIMIZER,
             bytes_at=during(inputs.timeline, at),
             formula=Formula(symbols=rf"{each}\,\psi_{{max}}", numbers=product(each, max(largest.values(), default=0))),
-            source="torch 2.13, optim/adam.py",
+            source=f"torch 2.13, optim/{'_adafactor' if adafactor else 'adam'}.py",
         )
     ]
 

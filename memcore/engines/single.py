@@ -1,7 +1,8 @@
 """One GPU, no engine: everything is whole, gradients live from the backward to the end of the step."""
 
-from memcore.engines.base import Inputs, growing_gradients, newest_gradient, resident, slices_in_a_row, step_temporary
+from memcore.engines.base import Inputs, growing_gradients, newest_gradient, resident, slices_in_a_row
 from memcore.engines.in_backward import stepped_gradients, steps_on_one
+from memcore.engines.step_temporaries import step_temporary
 from memcore.terms import Category, Term
 
 

@@ -217,6 +217,8 @@ def _check_optimizer(scenario: "Scenario") -> None:
     if optimizer.implementation is not None and (optimizer.bits == 8 or optimizer.paged or not rule.in_torch):
         message = _("{field} is {value}, which does nothing for this optimizer: it is not one of torch's.")
         raise refuse("recipe.optimizer.implementation", message, value=optimizer.implementation)
+    if optimizer.implementation == "fused" and not rule.has_fused:
+        raise refuse("recipe.optimizer.implementation", _("{field} is fused, but {name} has no fused form."), name=name)
     if optimizer.momentum and optimizer.name is not OptimizerName.SGD:
         raise refuse("recipe.optimizer.momentum", _("{field} does nothing for {name}: it is SGD's."), name=name)
     if optimizer.in_backward:

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from memcore.engines.base import Inputs, backward_places, is_update, resident, step_temporary
+from memcore.engines.base import Inputs, backward_places, is_update, resident
 from memcore.engines.deepspeed.reduction import Gradient, Instant, Segment, pieces_of
+from memcore.engines.step_temporaries import step_temporary
 from memcore.engines.zero3_order import execution_key
 from memcore.inventory import Tensor
 from memcore.scenario import Device, ZeroConfig

@@ -62,7 +62,9 @@ def draw_optimizer() -> None:
             help=_("Each parameter is stepped as soon as its gradient is there, which is freed then."),
         )
     if rule.in_torch:
-        choices = [_ENGINE_DEFAULT, "foreach", "fused", "for_loop"]
+        choices = [_ENGINE_DEFAULT, "foreach", *(["fused"] if rule.has_fused else []), "for_loop"]
+        if st.session_state["w_implementation"] not in choices:
+            st.session_state["w_implementation"] = _ENGINE_DEFAULT
         labels = {_ENGINE_DEFAULT: _("the engine's default")}
         st.selectbox(
             _("Implementation"), choices, key="w_implementation", format_func=lambda choice: labels.get(choice, choice)
