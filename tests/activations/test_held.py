@@ -44,7 +44,8 @@ def test_every_catalogue_model_is_near_enough_for_its_closed_form(name: str):
 def test_the_table_holds_today(name: str, attention: str):
     """Where the trace is run again, the closed form is no further off than the table says of its architecture."""
     workload = {"seq_len": 512, "attention": attention}
-    scenario = parse_scenario({"model": {"config": catalogue_model(name).config}, "workload": workload})
+    model, recipe = {"config": catalogue_model(name).config}, {"convention": "pure_bf16"}
+    scenario = parse_scenario({"model": model, "recipe": recipe, "workload": workload})
     inventory = catalogue_inventory(name)
     assert inventory is not None
     forms = layer_forms(scenario, model_states(scenario, inventory.n_params, inventory), inventory)
