@@ -11,6 +11,7 @@ from typing import Any
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
+from memcore.i18n import mark
 
 
 class DType(StrEnum):
@@ -193,7 +194,7 @@ DEEPSPEED_ESTIMATOR = OtherTool(
     label="DeepSpeed's estimator",
     per_parameter=_by_stage(None, None, lambda n: 2 + 18 / n, lambda n: 18 / n),
     per_largest_layer=lambda stage: 4 if stage == 3 else 0,
-    why="16-bit + FP32 gradients; at stage 3 four bytes per parameter of the largest layer",
+    why=mark("16-bit + FP32 gradients; at stage 3 four bytes per parameter of the largest layer"),
     source="deepspeed 0.19.8, runtime/zero/stage_1_and_2.py, estimate_zero2_model_states_mem_needs; stage3.py, "
     "estimate_zero3_model_states_mem_needs",
 )
@@ -215,20 +216,20 @@ OTHER_TOOLS = (
     OtherTool(
         label="Megatron distributed optimizer",
         per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, None, None),
-        why="FP32 gradients: 6 + 12/DP",
+        why=mark("FP32 gradients: 6 + 12/DP"),
         source="Megatron-LM, docs, distributed optimizer",
     ),
     OtherTool(
         label="llm-analysis",
         per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, lambda n: 2 + 16 / n, lambda n: 18 / n),
-        why="FP32 gradients",
+        why=mark("FP32 gradients"),
         source="llm-analysis, llm_analysis/analysis.py, get_memory_optimizer_state_and_gradient_per_layer",
     ),
     OtherTool(
         label="EleutherAI calc_transformer_mem",
         per_parameter=_by_stage(lambda n: 18, lambda n: 6 + 12 / n, lambda n: 2 + 16 / n, lambda n: 18 / n),
         fixed_bytes=_eleuther_buffers,
-        why="FP32 gradients, one all-gather bucket, max_live_parameters counted as resident",
+        why=mark("FP32 gradients, one all-gather bucket, max_live_parameters counted as resident"),
         source="EleutherAI/cookbook, calc/calc_transformer_mem.py, calc_mem",
     ),
     OtherTool(

@@ -129,7 +129,7 @@ def _tools(budget: Budget, unit: ByteUnit) -> None:
                     else f"{total / unit.size:,.2f}"
                     for stage, total in enumerate(row.bytes_by_stage)
                 },
-                _("Because of"): row.tool.why,
+                _("Because of"): _(row.tool.why),
                 _("Source"): row.tool.source,
             }
             for row in tool_rows(budget)
