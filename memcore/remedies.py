@@ -183,6 +183,13 @@ TERM_REMEDIES: Mapping[str, tuple[Remedy, ...]] = {
     "factored_variance": (Remedy(text=mark("It is small already")),),
     "for_loop_temporary": (_FUSED_STEP,),
     "foreach_temporary": (_FUSED_STEP,),
+    "update_temporary": (
+        Remedy(
+            text=mark("Choose the for-loop implementation, one tensor after the other"),
+            change=optimizer_with(implementation="for_loop"),
+        ),
+        *_divide(OPTIMIZER_STAGE),
+    ),
     "step_gradient_copies": (
         Remedy(text=mark("Halve sub_group_size"), change=zero_divided(sub_group_size=2)),
         *_divide(OPTIMIZER_STAGE),

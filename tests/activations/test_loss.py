@@ -170,8 +170,8 @@ def test_fused_chunk_is_a_power_of_two_and_never_more_than_all_tokens():
 
 
 def llama(**workload: Any) -> Budget:
-    scenario = {"model": {"name": "meta-llama/Llama-3.1-8B"}, "workload": {"seq_len": 8192, **workload}}
-    return predict(parse_scenario(scenario))
+    parts = {"recipe": {"convention": "pure_bf16"}, "workload": {"seq_len": 8192, **workload}}
+    return predict(parse_scenario({"model": {"name": "meta-llama/Llama-3.1-8B"}, **parts}))
 
 
 def logits_at(budget: Budget, phase: Phase) -> list[int]:

@@ -120,7 +120,7 @@ class TestKinds:
         ],
     )
     def test_what_is_no_kind_is_refused_in_one_sentence(self, kind: str):
-        with pytest.raises(UserError, match=r"^workload\.checkpointing is .*bmm and grouped_mm\.$"):
+        with pytest.raises(UserError, match=r"^workload\.checkpointing is .*bmm and grouped_mm\."):
             parse_scenario({"model": {"n_params": 1}, "workload": {"checkpointing": kind}})
 
     @given(layers=st.integers(1, 200), k=st.integers(1, 200))
