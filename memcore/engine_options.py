@@ -91,8 +91,12 @@ ENGINE_OPTIONS = {
 }
 
 
+# In place of a convention's name: the one that a training loop with the engine has of its own.
+ENGINES_OWN = "engine"
+
+
 def own_convention(engine: EngineName, *, adapts: bool, bare: bool, fp8: bool) -> ConventionName:
-    """What a recipe that names no convention is trained in: the engine's own.
+    """What `ENGINES_OWN` stands for.
 
     `adapts`: the weights are frozen under adapters. `bare`: a number of parameters is all that is known, without
     layers to cast or gather. What is asked of it is the ZeRO paper's arithmetic, 2 + 2 + 12 bytes for any engine.

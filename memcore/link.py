@@ -1,7 +1,7 @@
 """A scenario in a URL: versioned, compressed, checked when it is read back.
 
 ``1.<base64url of zlib of JSON>``. Only the normalised scenario travels: no free text, no file name. The convention is
-always named; links without one are from before engines had conventions of their own, and mean the ZeRO paper's.
+always named.
 """
 
 import base64
@@ -15,7 +15,6 @@ from typing import Any
 
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
-from memcore.recipes import ConventionName
 from memcore.scenario import Scenario, parse_scenario, scenario_data
 
 VERSION = "1"
@@ -92,9 +91,6 @@ def _unpack(link: str) -> dict[str, Any]:
     # A cut link can end just after its JSON, before its checksum.
     if not isinstance(data, dict) or not unpacker.eof:
         raise UserError(_("The link is damaged; it was ignored."))
-    recipe = data.get("recipe", {})
-    if isinstance(recipe, dict):
-        data["recipe"] = {"convention": ConventionName.ZERO_PAPER.value, **recipe}
     return data
 
 

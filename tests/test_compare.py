@@ -157,13 +157,13 @@ class TestConventions:
     )
     def test_a_run_has_the_conventions_of_its_engine_alone(self, parallelism: dict[str, Any], those: set[str]):
         """FSDP2's FP32 shards are not kept at ZeRO-2, and DeepSpeed's master copies not by FSDP2."""
-        budget = seven_b(model={"name": "meta-llama/Llama-3.1-8B"}, parallelism=parallelism)
+        llama, own = {"name": "meta-llama/Llama-3.1-8B"}, {"convention": "engine"}
+        budget = seven_b(model=llama, parallelism=parallelism, recipe=own)
         assert {row.name.value for row in convention_rows(budget) if row.floor is not None} == those
         # What is in force is shown all the same.
-        recipe = {"convention": "megatron"}
-        named = seven_b(model={"name": "meta-llama/Llama-3.1-8B"}, parallelism=parallelism, recipe=recipe)
-        (own,) = [row for row in convention_rows(named) if row.name is ConventionName.MEGATRON]
-        assert own.floor == named.static
+        named = seven_b(model=llama, parallelism=parallelism, recipe={"convention": "megatron"})
+        (row,) = [row for row in convention_rows(named) if row.name is ConventionName.MEGATRON]
+        assert row.floor == named.static
 
     def test_the_row_in_force_costs_what_the_scenario_does(self):
         """AdamW in 8 bits: 2 + 2 + 4 + 2 (1 + 4 / 256) bytes, and not the 16 of the paper's AdamW."""

@@ -231,7 +231,8 @@ def test_any_workload_is_drawn(model: str, batch: int, seq_len: int, checkpointi
 
 
 def test_under_autocast_the_curves_are_those_of_the_same_layers_without_it():
-    autocast = predict(parse_scenario({"model": {"name": LLAMA}, "workload": {"seq_len": 8192}}))
+    parts = {"recipe": {"convention": "amp_autocast"}, "workload": {"seq_len": 8192}}
+    autocast = predict(parse_scenario({"model": {"name": LLAMA}, **parts}))
     assert autocast.states.precision.label == "AMP autocast"
     assert segments(autocast) is None
     assert segments(without_autocast(autocast)) == segments(budget_of())

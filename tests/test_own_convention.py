@@ -1,5 +1,4 @@
-"""What a recipe without a convention means, by engine; what an engine does not have is said; links from before mean
-what they meant.
+"""What an engine's own convention is; what an engine does not have is said; without a name it is the ZeRO paper's.
 
 Run: pytest tests/test_own_convention.py. Bytes of a parameter with AdamW: torch 2.13, amp/autocast_mode.py and
 distributed/fsdp/_fully_shard/_fsdp_api.py (FP32 parameters, gradients and states: 4 + 4 + 8); ZeRO, arXiv 1910.02054,
@@ -28,6 +27,7 @@ STAGE_2 = {"engine": "deepspeed", "zero_stage": 2}
 
 def on(engine: str, **recipe: Any) -> Scenario:
     gpus = 1 if engine == "single" else 8
+    recipe = {"convention": "engine"} | recipe
     parts = {"hardware": {"gpus": gpus}, "parallelism": {"engine": engine}, "recipe": recipe}
     return parse_scenario({"model": LLAMA, **parts})
 
@@ -47,9 +47,7 @@ def said(scenario: Scenario) -> list[str]:
         ("deepspeed", "zero_paper", 2, 2, 12),
     ],
 )
-def test_a_recipe_without_a_convention_has_the_engines_own(
-    engine: str, convention: str, weights: int, gradients: int, optimizer: int
-):
+def test_the_engines_own_convention(engine: str, convention: str, weights: int, gradients: int, optimizer: int):
     scenario = on(engine)
     assert scenario.recipe.convention == convention
     static = predict(scenario).static
@@ -69,7 +67,7 @@ def test_a_base_under_adapters_is_loaded_in_16_bit(engine: str):
 
 @pytest.mark.parametrize("engine", ANY_MODELS)
 def test_a_bare_count_is_the_papers_question(engine: str):
-    data = {"model": {"n_params": "7b"}, "parallelism": {"engine": engine}}
+    data = {"model": {"n_params": "7b"}, "parallelism": {"engine": engine}, "recipe": {"convention": "engine"}}
     static = predict(parse_scenario(data)).static
     sizes = (static.weights_bytes, static.gradients_bytes, static.optimizer_bytes)
     assert sizes == (14 * GB, 14 * GB, 84 * GB)
@@ -127,12 +125,12 @@ def test_data_and_link_name_the_convention(engine: str):
 
 
 @pytest.mark.parametrize("engine", ANY_MODELS)
-def test_a_link_from_before_still_means_the_papers(engine: str):
+def test_without_a_name_it_is_the_papers(engine: str):
     data = scenario_data(on(engine))
     del data["recipe"]
     read = read_data(data)
     assert read.ignored == ()
-    assert read.scenario == on(engine, convention="zero_paper")
+    assert read.scenario == parse_scenario(data) == on(engine, convention="zero_paper")
 
 
 def edited(base: Scenario, **changes: Any) -> Scenario:

@@ -22,6 +22,7 @@ BF16 = {"convention": "pure_bf16"}
 
 def of(engine: str, stage: int | None = None, *, model: dict[str, Any] = LLAMA, **parts: Any) -> Budget:
     spread = {"engine": engine, **({} if stage is None else {"zero_stage": stage}), **parts.pop("spread", {})}
+    parts = {"recipe": {"convention": "engine"}, **parts}
     gpus = 1 if engine == "single" else 8
     return predict(parse_scenario({"model": model, "hardware": {"gpus": gpus}, "parallelism": spread, **parts}))
 

@@ -31,7 +31,7 @@ LEARNED, ROTARY = "GPT-3 175B", "meta-llama/Llama-2-7b-hf"
 
 
 def budget_of(data: dict[str, Any]) -> Budget:
-    return predict(parse_scenario(data))
+    return predict(parse_scenario({"recipe": {"convention": "engine"}, **data}))
 
 
 def traced(reserved: int, *, overfull: bool = False, usable: int | None = None) -> Budget:

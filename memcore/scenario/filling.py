@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from memcore.engine_options import ENGINE_OPTIONS, EngineName, own_convention
+from memcore.engine_options import ENGINE_OPTIONS, ENGINES_OWN, EngineName, own_convention
 from memcore.i18n import gettext as _
 from memcore.models import catalogue
 from memcore.scenario.engine_configs import ENGINE_CONFIGS, DeepSpeedConfig
@@ -46,8 +46,8 @@ def filled_parallelism(given: Mapping[str, Any], gpus: object, config: object) -
 
 
 def filled_recipe(given: object, model: object, engine: object) -> object:
-    """The recipe with the convention that the engine has of its own, where none was named."""
-    if not isinstance(given, Mapping) or "convention" in given:
+    """The recipe with the engine's own convention by its name, where that is asked for."""
+    if not isinstance(given, Mapping) or given.get("convention") != ENGINES_OWN:
         return given
     if not isinstance(engine, str) or engine not in set(EngineName):
         return given  # the engine's own refusal names it

@@ -178,8 +178,8 @@ class Lora(Part):
 
 
 class Recipe(Part):
-    """How it is trained. `convention` fills the dtypes; an explicit dtype wins and makes it a custom one. Of a scenario
-    that names none it is the engine's own (memcore.engine_options.own_convention).
+    """How it is trained. `convention` fills the dtypes; an explicit dtype wins and makes it a custom one. Given as
+    "engine" it is the engine's own (memcore.engine_options.own_convention).
 
     `quant_group_size`: how many values of a 4-bit base share a scale, -1 an output's whole column; None stands for the
     library's default (64 for NF4, which knows no other here, 128 for GPTQ). `quantize_lm_head`: the head is packed too,

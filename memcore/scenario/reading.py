@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from memcore import __version__
+from memcore.engine_options import ENGINES_OWN
 from memcore.errors import UserError
 from memcore.i18n import gettext as _
 from memcore.loose_json import as_json
@@ -88,7 +89,7 @@ def _decoded(text: str | bytes, limit: int, *, finite: bool) -> Any:
 def scenario_data(scenario: Scenario) -> dict[str, Any]:
     """The scenario as JSON data, without what is at its default. :func:`parse_scenario` reads it back.
 
-    The convention is always there: what its absence means depends on the engine.
+    The convention is always there, by its name.
     """
     data: dict[str, Any] = scenario.model_dump(mode="json", exclude_defaults=True)
     data["recipe"] = {"convention": scenario.recipe.convention.value, **data.get("recipe", {})}
@@ -102,8 +103,8 @@ def exported_data(scenario: Scenario) -> dict[str, Any]:
 
 
 def movable_data(scenario: Scenario) -> dict[str, Any]:
-    """The same for another engine to be put in: an engine's own convention is not named, and is the other's there."""
+    """The same for another engine to be put in: an engine's own convention becomes the other's there."""
     data = scenario_data(scenario)
     if scenario.recipe.convention is scenario.own_convention:
-        del data["recipe"]["convention"]
+        data["recipe"]["convention"] = ENGINES_OWN
     return data

@@ -5,6 +5,7 @@ from typing import Any
 
 import streamlit as st
 
+from memcore.engine_options import ENGINES_OWN
 from memcore.explain import METHOD_LABELS
 from memcore.i18n import gettext as _
 from memcore.recipes import CONVENTIONS, ConventionName
@@ -36,7 +37,7 @@ def chosen_recipe(values: Values, base: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: value for name, value in base.items() if name not in ("lora", "quantization", "convention")},
         "method": values["w_method"],
-        **({} if values["w_convention"] == USUAL else {"convention": values["w_convention"]}),
+        "convention": ENGINES_OWN if values["w_convention"] == USUAL else values["w_convention"],
         "optimizer": chosen_optimizer(values),
         **chosen_adapters(values, base.get("lora", {})),
     }
