@@ -32,7 +32,12 @@ def fewest_gpus(budget: Budget) -> int | None:
     # One GPU has no collectives' buffers: it may fit where two do not.
     if fits(numbers[0]):
         return numbers[0]
-    return numbers[bisect_left(numbers, True, key=fits)] if fits(numbers[-1]) else None
+    # The scenario's own number is predicted already: only one side of it is left to search.
+    place = numbers.index(own)
+    low, high = (1, place) if fits(own) else (place + 1, len(numbers) - 1)
+    if low > high or not fits(numbers[high]):
+        return None
+    return numbers[bisect_left(numbers, True, low, high, key=fits)]
 
 
 def with_gpus(scenario: Scenario, gpus: int) -> Scenario:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from memcore.engine_options import ENGINE_OPTIONS
-from memcore.inventory import Block, Inventory, Role
+from memcore.inventory import Block, Inventory, Role, Tensor
 from memcore.optimizers import OPTIMIZERS
 from memcore.scenario import Scenario
 from memcore.states import ModelStates, State
@@ -168,6 +168,14 @@ def newest_gradient(inputs: Inputs, width: int) -> list[Term]:
     ]
 
 
+def whole_tensors(inputs: Inputs) -> list[Tensor]:
+    """The trained tensors in order, where they are all of the model's; none where they are not known."""
+    inventory = inputs.inventory
+    if inventory is None or inputs.states.trained != inventory.n_params:
+        return []
+    return list(inventory.tensors())
+
+
 def largest_tensors(inputs: Inputs) -> dict[object, int]:
     """Values of the largest tensor whose gradient comes in each segment of the backward; empty where that is not
     known."""
@@ -182,7 +190,5 @@ def largest_tensors(inputs: Inputs) -> dict[object, int]:
 
 def slices_in_a_row(inputs: Inputs, ranks: int = 1) -> tuple[int, ...]:
     """Values of each trained tensor on one of `ranks` ranks, in order; all as one where the tensors are not known."""
-    inventory, states = inputs.inventory, inputs.states
-    if inventory is None or states.trained != inventory.n_params:
-        return (ceil_div(states.trained, ranks),)
-    return tuple(ceil_div(tensor.numel, ranks) for tensor in inventory.tensors())
+    sizes = [tensor.numel for tensor in whole_tensors(inputs)] or [inputs.states.trained]
+    return tuple(ceil_div(size, ranks) for size in sizes)

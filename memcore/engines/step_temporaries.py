@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from memcore.engine_options import EngineName
-from memcore.engines.base import Inputs, is_update
-from memcore.inventory import Tensor
+from memcore.engines.base import Inputs, is_update, whole_tensors
 from memcore.optimizers import OptimizerName, is_hidden_matrix
 from memcore.terms import Category, Formula, Term, during, product
 
@@ -49,15 +48,8 @@ def step_temporary(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequ
     }.get(inputs.implementation, (0, "", "", ""))
     if not size:
         return []
-    return [
-        Term(
-            name=term,
-            category=Category.OPTIMIZER,
-            bytes_at=during(inputs.timeline, lambda m: size * state_bytes if is_update(m) else 0),
-            formula=_times(state_bytes, size, symbols),
-            source=f"torch 2.13, optim/adam.py, {function}",
-        )
-    ]
+    formula = _times(state_bytes, size, symbols)
+    return [_update(inputs, size * state_bytes, formula, f"torch 2.13, optim/adam.py, {function}", name=term)]
 
 
 def _adafactor(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequence[int]) -> list[Term]:
@@ -69,7 +61,7 @@ def _adafactor(inputs: Inputs, values: int, state_bytes: int, in_a_row: Sequence
         return [
             _update(inputs, state_bytes * values, _times(state_bytes, values, "S"), f"{file}, _multi_tensor_adafactor")
         ]
-    tensors = [] if inputs.stage else _whole_tensors(inputs)
+    tensors = [] if inputs.stage else whole_tensors(inputs)
     matrices = [len(tensor.shape) > 1 for tensor in tensors] or [not inputs.stage] * len(in_a_row)
     pairs = zip(matrices, pairwise((0, *in_a_row)), strict=True)
     most, symbols = max(
@@ -85,7 +77,7 @@ def _muon(inputs: Inputs, state_bytes: int) -> list[Term]:
     square products between. Then AdamW's foreach step on what is left, as far as that is more."""
     if inputs.scenario.parallelism.engine not in _WHOLE:
         return []
-    hidden = [tensor for tensor in _whole_tensors(inputs) if is_hidden_matrix(tensor)]
+    hidden = [tensor for tensor in whole_tensors(inputs) if is_hidden_matrix(tensor)]
     rest = inputs.states.trained - sum(tensor.numel for tensor in hidden)
     found = [(state_bytes * rest, _times(state_bytes, rest, "S"), "adam.py, _multi_tensor_adam")]
     for tensor in hidden:
@@ -97,21 +89,13 @@ def _muon(inputs: Inputs, state_bytes: int) -> list[Term]:
     return [_update(inputs, most, formula, f"torch 2.13, optim/{function}")]
 
 
-def _whole_tensors(inputs: Inputs) -> list[Tensor]:
-    """The trained tensors in order, where they are the model's own; none where they are not known."""
-    inventory = inputs.inventory
-    if inventory is None or inputs.states.trained != inventory.n_params:
-        return []
-    return list(inventory.tensors())
-
-
 def _times(width: int, values: int, symbols: str) -> Formula:
     return Formula(symbols=rf"{width}\,{symbols}", numbers=product(width, values))
 
 
-def _update(inputs: Inputs, size: int, formula: Formula, source: str) -> Term:
+def _update(inputs: Inputs, size: int, formula: Formula, source: str, name: str = "update_temporary") -> Term:
     return Term(
-        name="update_temporary",
+        name=name,
         category=Category.OPTIMIZER,
         bytes_at=during(inputs.timeline, lambda m: size if is_update(m) else 0),
         formula=formula,
